@@ -1,0 +1,1 @@
+"""What touches weights: base models, training, answering, judging, serving. Runs in child processes."""

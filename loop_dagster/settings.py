@@ -1,0 +1,94 @@
+"""Where an installation keeps things and how it is reached, read from the environment and `settings.yaml`.
+
+Belongs here: bounded, typed settings of one installation (LOOP_*), and the paths derived from LOOP_HOME.
+Does not belong here: anything of a pipeline (that is in the registry), anything read at import.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+
+class Settings(BaseSettings):
+    """Settings of one installation. Every field can be set as `LOOP_<FIELD>`; the environment wins over the file.
+
+    `home` holds everything of an installation unless `registry_url`, `lake_url` or `dagster_postgres_url` say otherwise.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LOOP_", extra="forbid", validate_default=True)
+
+    home: Path = Field(default=Path(".loop"), description="folder that holds all state of this installation")
+    workspace: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    registry_url: str | None = Field(default=None, description="SQLAlchemy URL; SQLite under home when unset")
+    lake_url: str | None = Field(default=None, description="folder, s3://, gs:// or az://; under home when unset")
+    dagster_postgres_url: SecretStr | None = Field(default=None, description="Dagster's own storage; SQLite when unset")
+    intake_dir: Path | None = Field(default=None, description="folder watched for files to import; home/intake when unset")
+
+    judge: str = Field(
+        default="reference", description="`reference` (embedded), `openai` (any compatible server) or `module:factory`"
+    )
+    judge_url: str | None = None
+    judge_model: str | None = None
+    judge_api_key: SecretStr | None = None
+
+    max_training_length: int = Field(default=32_768, ge=64, le=32_768, description="tokens; the model's limit if lower")
+    max_answer_tokens: int = Field(default=512, ge=8, le=8_192, description="per answer in tests, both models alike")
+
+    webserver_port: int = Field(default=3000, ge=1, le=65_535)
+    serve_host: str = "127.0.0.1"
+    serve_port: int = Field(default=8766, ge=1, le=65_535, description="the engine that answers for live versions")
+
+    drain_rows: int = Field(default=5_000, ge=1)
+    drain_age_s: float = Field(default=60.0, gt=0)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        given: dict[str, Any] = {**env_settings(), **init_settings()}
+        home = Path(given.get("home", ".loop"))
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=home / "settings.yaml")
+
+    @property
+    def root(self) -> Path:
+        """Absolute LOOP_HOME."""
+        return self.home.expanduser().resolve()
+
+    @property
+    def registry(self) -> str:
+        return self.registry_url or f"sqlite:///{self.root / 'registry.db'}"
+
+    @property
+    def lake(self) -> str:
+        return self.lake_url or str(self.root / "lake")
+
+    @property
+    def intake(self) -> Path:
+        return (self.intake_dir or self.root / "intake").expanduser().resolve()
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def models_dir(self) -> Path:
+        """Base models converted or downloaded by this installation."""
+        return self.root / "models"
+
+    @property
+    def work(self) -> Path:
+        """Private folders of running steps."""
+        return self.root / "work"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.root / "dagster"

@@ -1,0 +1,1 @@
+"""What is kept: registry (SQL), lake (Delta), leases, artifacts, and the intake that fills them."""
