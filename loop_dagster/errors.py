@@ -8,6 +8,7 @@ and what to do next. Does not belong here: control flow, logging, anything that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 EXIT_OK = 0
@@ -57,6 +58,19 @@ class Conflict(LoopError):
 
     code = "CONFLICT"
     exit_code = EXIT_REFUSED
+
+
+class MoveNotAllowed(Conflict):
+    """An attempt cannot go from its state to another one (rules/states.py)."""
+
+    def __init__(self, old: str, new: str, allowed: Sequence[str]) -> None:
+        way = f"only {', '.join(allowed)} may follow" if allowed else "it has ended and nothing follows"
+        super().__init__(
+            f"An attempt in state {old} cannot become {new}: {way}. Read its state again before moving it.",
+            state=old,
+            wanted=new,
+            allowed=list(allowed),
+        )
 
 
 class Refused(LoopError):
@@ -118,4 +132,110 @@ class LeaseBusy(LoopError):
             "Wait for it; if that process is gone, the lease ends by itself.",
             lease=name,
             holder=holder,
+        )
+
+
+class LakeUnreadable(LoopError):
+    """A Delta table is there and its log cannot be read; never answered as an empty table."""
+
+    code = "LAKE_UNREADABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, table: str, path: str, why: str) -> None:
+        super().__init__(
+            f"The lake's table {table!r} at {path!r} (relative to the lake) cannot be read: {why} Nothing was written. "
+            "Restore that folder from a backup, or remove the newest commit under its _delta_log if it is torn.",
+            table=table,
+            path=path,
+        )
+
+
+class LakeSchemaMismatch(LoopError):
+    """A frame, or a stored table, does not have the columns that its declaration asks for."""
+
+    code = "LAKE_SCHEMA_MISMATCH"
+
+    def __init__(self, table: str, problems: list[str]) -> None:
+        super().__init__(
+            f"Not the columns of table {table!r}: {'; '.join(problems)}. Nothing was written. "
+            f"loop_dagster/tables declares what is needed.",
+            table=table,
+            problems=problems,
+        )
+
+
+class LakeConflict(LoopError):
+    """Another writer changed the same rows each time that this one tried to commit."""
+
+    code = "LAKE_CONFLICT"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, table: str, action: str, tries: int) -> None:
+        super().__init__(
+            f"{action} on the lake's table {table!r} met another writer {tries} times and was given up; nothing was "
+            "written. Writers that touch the same rows hold the lake's lease: run it again.",
+            table=table,
+            tries=tries,
+        )
+
+
+class JudgeUnreadable(LoopError):
+    """The judge answered in a form that holds no rating or preference; it is asked once more (rules.md, How it is tested)."""
+
+    code = "JUDGE_UNREADABLE"
+
+    def __init__(self, judge: str, asked: Literal["ratings", "preference"], found: str) -> None:
+        super().__init__(
+            f"The judge {judge} was asked for a {'rating per dimension' if asked == 'ratings' else 'preference'} and {found}. "
+            "It is asked once more; then the sample counts as failed.",
+            judge=judge,
+            asked=asked,
+        )
+
+
+class JudgeRejected(LoopError):
+    """The judge's server takes no such request (mostly: too long for it); this one sample cannot be judged."""
+
+    code = "JUDGE_REJECTED"
+
+    def __init__(self, judge: str, where: str, status: int) -> None:
+        super().__init__(
+            f"The judge {judge} at {where} rejected a request with status {status}; the sample counts as failed. "
+            "If all are rejected, check LOOP_JUDGE_MODEL and whether its context is long enough for two answers.",
+            judge=judge,
+            status=status,
+        )
+
+
+class JudgeUnavailable(LoopError):
+    """The judge could not be reached, or answered with server errors until the retries were used up."""
+
+    code = "JUDGE_UNAVAILABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, judge: str, where: str, found: str, tries: int) -> None:
+        super().__init__(
+            f"The judge {judge} at {where} gave no answer after {tries} tries (last: {found}). "
+            "Check that the server runs and that LOOP_JUDGE_URL leads to it.",
+            judge=judge,
+        )
+
+
+class JudgeRefused(LoopError):
+    """The judge's key was refused or its model is gone: no further call can succeed, the comparison ends at once."""
+
+    code = "JUDGE_REFUSED"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, judge: str, where: str, status: int, reason: Literal["key", "model", "credit"]) -> None:
+        what = {
+            "key": "refused the key (LOOP_JUDGE_API_KEY)",
+            "model": "does not know the model or the address (LOOP_JUDGE_MODEL, LOOP_JUDGE_URL)",
+            "credit": "has no credit left for the key",
+        }[reason]
+        super().__init__(
+            f"The judge {judge} at {where} answered {status}: it {what}. Nothing more is asked; set it right and test again.",
+            judge=judge,
+            status=status,
+            reason=reason,
         )
