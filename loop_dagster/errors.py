@@ -117,7 +117,9 @@ class LeaseLost(LoopError):
     code = "LEASE_LOST"
 
     def __init__(self, name: str, why: Literal["taken", "expired", "revoked"]) -> None:
-        super().__init__(f"The lease {name!r} was {why}: this process stops and writes nothing more.", lease=name, why=why)
+        super().__init__(
+            f"The lease {name!r} was {why}: this process stops and writes nothing more.", lease=name, why=why
+        )
 
 
 class LeaseBusy(LoopError):

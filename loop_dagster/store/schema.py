@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from loop_dagster.rules.states import TERMINAL
+
 metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -21,9 +23,6 @@ metadata = sa.MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-
-#: States that an attempt never leaves (http-api.md, `TrainingRunState`); `rules/states.py` is the whole table.
-TERMINAL = ("promoted", "rejected", "expired", "failed", "budget_stopped", "cancelled", "superseded", "rolled_back")
 
 
 class Utc(TypeDecorator[datetime]):

@@ -1,0 +1,259 @@
+"""Settings of a pipeline: their ranges, how an edit changes them, and their JSON.
+
+Belongs here: what a person may set, in the API's own nesting, and the refusals. Does not belong here: the pipeline's
+name, model, own tag and revision (registry), and what "automatic" resolves to for an attempt (`recipe.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from loop_dagster.errors import BadRequest, Refused, TrainingSettingOutOfRange
+
+FeedbackWord = Literal["good", "corrected", "bad", "unreviewed"]
+Policy = Literal["holdout", "manual"]
+
+#: Policies of rules.md that weigh benchmarks; an installation without benchmarks cannot follow them.
+BENCHMARK_POLICIES: Final = ("all", "primary", "k_of_n", "weighted")
+LORA_RANKS: Final = (4, 8, 16, 32, 64)
+
+#: Inclusive ranges of the training settings and how a refusal words them (rules.md, How it trains).
+TRAINING_RANGES: Final[Mapping[str, tuple[float, float, str]]] = {
+    "epochs": (1, 15, "a whole number from 1 to 15"),
+    "learning_rate": (1e-6, 1e-2, "a number from 1e-6 to 1e-2"),
+    "lora_rank": (4, 64, "one of 4, 8, 16, 32, 64"),
+    "lora_alpha": (1, 512, "a whole number from 1 to 512"),
+    "replay_percent": (0, 50, "a whole number from 0 to 50"),
+}
+
+#: Settings that other systems have for the minimums; here they are fixed and every such field is refused by name.
+_MINIMUM_FIELDS: Final = ("min_samples", "min_rows", "min_new_samples", "new_samples", "first_version", "minimums")
+_TAG: Final = re.compile(r"[a-z0-9._-]{1,63}")
+#: Tags on one sample, a pipeline's own among them (rules.md, Samples).
+MAX_TAGS: Final = 32
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+def _utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("a time needs its zone, for example 2026-01-31T00:00:00Z")
+    return value.astimezone(UTC)
+
+
+Moment = Annotated[datetime, Field(strict=False), AfterValidator(_utc)]
+
+
+class Conditions(_Part):
+    """What narrows everything that a pipeline selects. Empty feedback and None keep everything; both times count.
+
+    `feedback` reads the deciding verdict of a person: `good`, `corrected` (a correction or a gold answer), `bad`,
+    `unreviewed` (no person said anything; leaving it out leaves out what the judge picked).
+    """
+
+    feedback: Annotated[tuple[FeedbackWord, ...], Field(strict=False)] = ()
+    origin: Literal["captured", "imported"] | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
+    from_: Moment | None = Field(default=None, alias="from")
+    to: Moment | None = None
+
+    @field_validator("feedback")
+    @classmethod
+    def _teaches_something(cls, words: tuple[FeedbackWord, ...]) -> tuple[FeedbackWord, ...]:
+        if words and not {"good", "corrected"} & set(words):
+            raise ValueError("must hold good or corrected, or be empty: nothing else alone can be trained on")
+        return tuple(word for word in ("good", "corrected", "bad", "unreviewed") if word in words)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.from_ and self.to and self.from_ > self.to:
+            raise ValueError(f"from {self.from_.isoformat()} is after to {self.to.isoformat()}")
+        return self
+
+
+class Holdout(_Part):
+    """`percent` of the usable samples that are held back, at least 100 of them (rules.md, Held back)."""
+
+    percent: int = Field(default=5, ge=5, le=20)
+
+
+class TrainingSettings(_Part):
+    """A pipeline's own training settings; None is automatic. Out of range raises `TrainingSettingOutOfRange`."""
+
+    epochs: int | None = None
+    learning_rate: float | None = None
+    lora_rank: int | None = None
+    lora_alpha: int | None = None
+    replay_percent: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_range(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for name, (low, high, allowed) in TRAINING_RANGES.items():
+                _check_training(name, given.get(name), low, high, allowed)
+        return given
+
+
+def _check_training(name: str, value: object, low: float, high: float, allowed: str) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    whole = name == "learning_rate" or isinstance(value, int)
+    if not (number and whole and low <= value <= high):  # type: ignore[operator]  # NaN fails the comparison
+        raise TrainingSettingOutOfRange(name, allowed, value)
+    if name == "lora_rank" and value not in LORA_RANKS:
+        raise TrainingSettingOutOfRange(name, allowed, value)
+
+
+class Schedule(_Part):
+    """When an attempt may start once the minimum is met: every day or week at an hour UTC; weekday 0 is Sunday."""
+
+    every: Literal["day", "week"]
+    weekday: int | None = Field(default=None, ge=0, le=6)
+    hour_utc: int = Field(ge=0, le=23)
+
+    @model_validator(mode="after")
+    def _weekday_belongs_to_a_week(self) -> Self:
+        if (self.every == "week") != (self.weekday is not None):
+            raise ValueError("weekday (0 is Sunday) is needed for every week and must be absent or null for every day")
+        return self
+
+
+class TrainWhen(_Part):
+    """`schedule` None trains as soon as the minimum is met. The minimum itself is no setting."""
+
+    schedule: Schedule | None = None
+
+
+class Promotion(_Part):
+    """How a tested attempt goes live. `k` belongs to policies that count benchmarks and stays None."""
+
+    policy: Policy = "holdout"
+    k: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        policy = given.get("policy", "holdout") if isinstance(given, Mapping) else "holdout"
+        if policy in BENCHMARK_POLICIES:
+            raise Refused(
+                "PROMOTION_POLICY_NEEDS_BENCHMARK",
+                f"promotion.policy {policy} decides by benchmarks and this installation has none: choose holdout (goes "
+                "live when better on the held-back samples) or manual (every tested attempt waits for a person).",
+                policy=policy,
+            )
+        if policy not in ("holdout", "manual"):
+            raise Refused(
+                "PROMOTION_POLICY_UNKNOWN",
+                f"promotion.policy must be holdout or manual, got {policy!r}. Nothing was saved.",
+                policy=policy,
+            )
+        return given
+
+
+def _tag(value: str) -> str:
+    tag = value.strip().lower()
+    if not _TAG.fullmatch(tag):
+        raise ValueError(f"{value!r} cannot be a tag: 1 to 63 of a-z, 0-9, '.', '_' and '-'")
+    return tag
+
+
+class PipelineSettings(_Part):
+    """Everything that a person sets on a pipeline beside its name and model, in the API's own nesting.
+
+    `tags` are extra ones: the pipeline's own tag always counts and is not listed. `max_versions` None is no limit.
+    `auto_scoring` lets the judge score unreviewed samples while the pipeline is short.
+    """
+
+    tags: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_TAGS - 1)] = ()
+    conditions: Conditions = Conditions()
+    holdout: Holdout = Holdout()
+    training: TrainingSettings = TrainingSettings()
+    train_when: TrainWhen = TrainWhen()
+    promotion: Promotion = Promotion()
+    max_versions: int | None = Field(default=None, ge=1, le=100)
+    auto_scoring: bool = True
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(_tag(tag) for tag in tags))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | str) -> PipelineSettings:
+        """Settings from what `to_json` gave, or from a body that names only what it sets.
+
+        Raises `BadRequest` naming every field that is unknown or wrong, `TrainingSettingOutOfRange` or `Refused`.
+        """
+        return PipelineSettings().merged(json.loads(data) if isinstance(data, str) else data)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` takes back unchanged; times as ISO text."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def merged(self, edit: Mapping[str, Any]) -> PipelineSettings:
+        """These settings after an edit, where absent keeps, null puts back to its default and a value replaces.
+
+        `tags` and `conditions` are replaced whole; `training`, `holdout` and `train_when` key by key; `promotion` and a
+        schedule whole. Nothing changes when anything is refused (errors as in `from_json`).
+        """
+        _refuse_minimums(edit)
+        base = self.to_json()
+        merged = {**base}
+        for name, value in edit.items():
+            if value is None:
+                merged.pop(name, None)  # the default; an unknown name falls through to the refusal below
+                if name not in base:
+                    merged[name] = None
+            elif name in ("training", "holdout", "train_when") and isinstance(value, Mapping):
+                changed = {**base[name], **value}
+                merged[name] = {key: kept for key, kept in changed.items() if kept is not None or key not in base[name]}
+            else:
+                merged[name] = value
+        try:
+            return PipelineSettings.model_validate(merged)
+        except ValidationError as refused:
+            raise BadRequest(" ".join(_sentence(error) for error in refused.errors()) + " Nothing was saved.") from None
+
+
+def _refuse_minimums(edit: Mapping[str, Any]) -> None:
+    inside = edit.get("train_when")
+    given = [*edit, *(f"train_when.{name}" for name in (inside if isinstance(inside, Mapping) else ()))]
+    for name in given:
+        if name.rpartition(".")[2] in _MINIMUM_FIELDS:
+            raise BadRequest(
+                f"{name} cannot be set: the minimums are fixed for every pipeline (1,000 to train on beside the "
+                "held-back samples, then 1,000 new ones each time). Leave it out.",
+                field=name,
+            )
+
+
+def _sentence(error: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "The settings"
+    if error["type"] == "extra_forbidden":
+        owner = PipelineSettings if len(error["loc"]) == 1 else _owner(str(error["loc"][0]), len(error["loc"]))
+        known = ", ".join(field.alias or name for name, field in owner.model_fields.items()) if owner else ""
+        return f"{where} is not a setting{f' (known: {known})' if known else ''}."
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}."
+
+
+def _owner(part: str, depth: int) -> type[BaseModel] | None:
+    parts: dict[str, type[BaseModel]] = {
+        "conditions": Conditions,
+        "holdout": Holdout,
+        "training": TrainingSettings,
+        "promotion": Promotion,
+        "train_when": TrainWhen if depth == 2 else Schedule,
+    }
+    return parts.get(part)
