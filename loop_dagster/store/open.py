@@ -1,0 +1,57 @@
+"""Opens everything that an installation keeps: the one place that turns settings into stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loop_dagster.settings import Settings
+from loop_dagster.store.artifacts import Artifacts
+from loop_dagster.store.attempts import Attempts
+from loop_dagster.store.inbox import Inbox
+from loop_dagster.store.lake import Lake
+from loop_dagster.store.leases import Leases
+from loop_dagster.store.pipelines import Pipelines
+from loop_dagster.store.registry import Registry
+from loop_dagster.store.samples import Samples
+from loop_dagster.store.versions import Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Plain objects over one registry, one lake and one artifact folder."""
+
+    settings: Settings
+    registry: Registry
+    leases: Leases
+    lake: Lake
+    artifacts: Artifacts
+    inbox: Inbox
+    samples: Samples
+    pipelines: Pipelines
+    attempts: Attempts
+    versions: Versions
+
+
+def open_store(settings: Settings | None = None) -> Store:
+    """Stores of the installation that `settings` (the environment by default) names, migrated to this version.
+
+    Raises the errors of registry.py when the registry cannot be reached or belongs to a newer version.
+    """
+    settings = settings or Settings()
+    settings.root.mkdir(parents=True, exist_ok=True)
+    registry = Registry(settings.registry, settings.workspace)
+    registry.migrate()
+    lake = Lake(settings.lake, settings.workspace)
+    inbox = Inbox(registry)
+    return Store(
+        settings=settings,
+        registry=registry,
+        leases=Leases(registry),
+        lake=lake,
+        artifacts=Artifacts(settings.artifacts),
+        inbox=inbox,
+        samples=Samples(lake, inbox),
+        pipelines=Pipelines(registry),
+        attempts=Attempts(registry),
+        versions=Versions(registry),
+    )
