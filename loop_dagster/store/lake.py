@@ -1,0 +1,316 @@
+"""The lake: one Delta table per declaration of `tables/`, under a folder or an object store.
+
+Belongs here: opening, scanning, appending, replacing, deleting and keeping house, for any declared table. Does not
+belong here: what the rows mean, inbox and tombstones (samples.py), leases (leases.py). Nothing here assumes a local
+path, but for two looks at a local log that an object store's atomic writes make needless.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import polars as pl
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import PrimitiveType
+
+from loop_dagster.errors import LakeConflict, LakeSchemaMismatch, LakeUnreadable
+from loop_dagster.tables.base import Kind, Table
+
+#: Delta's name of each declared kind.
+DELTA_TYPES: Mapping[Kind, str] = {
+    "id": "string",
+    "key": "long",
+    "text": "string",
+    "word": "string",
+    "int": "long",
+    "float": "double",
+    "bool": "boolean",
+    "time": "timestamp",
+}
+TRIES = 10
+_COMMIT = re.compile(r"^(\d{20})\.json$")
+_CHECKPOINT = re.compile(r"^(\d{20})\.checkpoint.*\.parquet$")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What one round of housekeeping did: data files before and after, files removed from storage, Delta version."""
+
+    files_before: int
+    files_after: int
+    removed: int
+    version: int
+
+
+class Lake:
+    """All tables of one workspace, at `<root>/<workspace>/<table name>`.
+
+    `root` is a folder or an URL of an object store (`s3://`, `gs://`, `az://`); `storage_options` go to the store as
+    they are. Every call opens the table anew: a stale handle fails a commit that carries a transaction.
+    """
+
+    def __init__(self, root: str, workspace: str = "default", *, storage_options: dict[str, str] | None = None) -> None:
+        self.root = root.rstrip("/") or "/"
+        self.workspace = workspace
+        self._options = storage_options
+        self._local = "://" not in root
+
+    def path(self, table: Table) -> str:
+        """Where the table lies, absolute or as URL."""
+        return f"{self.root}/{self.relative(table)}"
+
+    def relative(self, table: Table) -> str:
+        """Where the table lies in the lake; the form for messages."""
+        return f"{self.workspace}/{table.name}"
+
+    # reading
+
+    def scan(self, table: Table, *, version: int | None = None) -> pl.LazyFrame:
+        """All rows, in exactly the declared columns and order; empty while the table does not exist.
+
+        Filters and projections go down to the Parquet files. Raises LakeUnreadable for a log that cannot be read and
+        LakeSchemaMismatch for a stored table that lacks a declared column.
+        """
+        handle = self._open(table, version=version)
+        if handle is None:
+            return table.empty().lazy()
+        options = {"storage_options": self._options} if self._options else {}
+        frame = pl.scan_delta(handle, **options)  # type: ignore[arg-type]
+        found = frame.collect_schema()
+        problems = [
+            f"column {name}: needed {dtype}, found {found.get(name, 'nothing')} in the stored table"
+            for name, dtype in table.schema.items()
+            if found.get(name) != dtype
+        ]
+        if problems:
+            raise LakeSchemaMismatch(table.name, problems)
+        return frame.select(list(table.schema))
+
+    def version(self, table: Table) -> int | None:
+        """The newest Delta version, None while the table does not exist."""
+        handle = self._open(table)
+        return None if handle is None else int(handle.version())
+
+    def files(self, table: Table) -> list[str]:
+        """Paths or URLs of the data files of the newest version."""
+        handle = self._open(table)
+        return [] if handle is None else list(handle.file_uris())
+
+    def row_count(self, table: Table) -> int:
+        """Rows of the newest version, from the log alone."""
+        handle = self._open(table)
+        return 0 if handle is None else int(handle.count())
+
+    # writing
+
+    def append(
+        self,
+        table: Table,
+        frame: pl.DataFrame,
+        *,
+        transaction: tuple[str, int] | None = None,
+        sync: bool = False,
+    ) -> int | None:
+        """Append rows in one commit and return the new Delta version.
+
+        With `transaction` (application id, number) a number that the table already carries, or an older one, writes
+        nothing and returns None; numbers of one application therefore only grow. An empty frame without transaction
+        writes nothing and returns the present version. `sync` flushes the commit of a local lake to the disk before
+        it returns, for a caller that deletes its only other copy next.
+        """
+        ready = self._checked(table, frame)
+
+        def commit() -> int | None:
+            handle = self._open_or_create(table)
+            properties = None
+            if transaction is not None:
+                app, number = transaction
+                seen = handle.transaction_version(app)
+                if seen is not None and seen >= number:
+                    return None
+                properties = CommitProperties(app_transactions=[Transaction(app, number)])
+            elif ready.is_empty():
+                return int(handle.version())
+            write_deltalake(handle, ready, mode="append", commit_properties=properties, writer_properties=_WRITER)
+            if sync:
+                self._flush(table, int(handle.version()))
+            return int(handle.version())
+
+        return self._retried(table, "Appending", commit)
+
+    def replace_attempt(self, table: Table, attempt: str, frame: pl.DataFrame) -> int:
+        """Make `frame` the only rows of `attempt` in a table that is written per attempt; returns the Delta version.
+
+        Doing it twice leaves the same rows. Every row of the frame must carry that attempt; an empty frame takes the
+        attempt's rows away.
+        """
+        if not table.by_attempt:
+            raise LakeSchemaMismatch(table.name, ["column attempt: needed, found a table that has none"])
+        ready = self._checked(table, frame)
+        foreign = ready.filter(pl.col("attempt") != attempt).height
+        if foreign:
+            raise LakeSchemaMismatch(
+                table.name, [f"column attempt: needed {attempt!r} in every row, found {foreign} of another attempt"]
+            )
+        predicate = f"attempt = {quoted(attempt)}"
+
+        def commit() -> int:
+            handle = self._open_or_create(table)
+            if ready.is_empty():
+                handle.delete(predicate)
+            else:
+                write_deltalake(handle, ready, mode="overwrite", predicate=predicate, writer_properties=_WRITER)
+            return int(handle.version())
+
+        return self._retried(table, "Replacing an attempt", commit)
+
+    def delete(self, table: Table, predicate: str) -> int:
+        """Delete the rows for which the SQL predicate holds; returns how many. Build values with `quoted`.
+
+        The data stays in older files until `maintain`. The predicate is kept in the log: ids only, never text.
+        """
+
+        def commit() -> int:
+            handle = self._open(table)
+            return 0 if handle is None else int(handle.delete(predicate)["num_deleted_rows"])
+
+        return self._retried(table, "Deleting", commit)
+
+    def maintain(self, table: Table) -> Maintained | None:
+        """Compact, remove every file that the newest version does not need, and write a checkpoint.
+
+        Older versions cannot be read afterwards, and a file that another writer has not committed yet is removed too:
+        the caller holds the lake's lease, and so does every other writer. None while the table does not exist.
+        """
+
+        def work() -> Maintained | None:
+            handle = self._open(table)
+            if handle is None:
+                return None
+            before = len(handle.file_uris())
+            handle.optimize.compact(writer_properties=_WRITER)
+            removed = handle.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+            handle.create_checkpoint()
+            return Maintained(before, len(handle.file_uris()), len(removed), int(handle.version()))
+
+        return self._retried(table, "Housekeeping", work)
+
+    # the rest is private
+
+    def _open(self, table: Table, *, version: int | None = None) -> DeltaTable | None:
+        if self._local:
+            self._refuse_torn(table)
+        try:
+            return DeltaTable(self.path(table), version=version, storage_options=self._options)
+        except TableNotFoundError as error:
+            if self._local and any(Path(self.path(table)).glob("*.parquet")):
+                raise LakeUnreadable(table.name, self.relative(table), "data files without any log.") from error
+            return None
+        except DeltaError as error:
+            if self._local and not Path(self.path(table)).exists():
+                return None
+            raise LakeUnreadable(table.name, self.relative(table), self._why(error)) from None
+
+    def _open_or_create(self, table: Table) -> DeltaTable:
+        handle = self._open(table)
+        if handle is not None:
+            return handle
+        fields = [
+            Field(column.name, PrimitiveType(DELTA_TYPES[column.kind]), nullable=column.nullable)
+            for column in table.columns
+        ]
+        # Statistics only where declared: a minimum of a text column would keep deleted text in the log.
+        configuration = {"delta.dataSkippingStatsColumns": ",".join(table.statistics_columns)}
+        if self._local:
+            Path(self.path(table)).mkdir(parents=True, exist_ok=True)
+        DeltaTable.create(
+            self.path(table),
+            Schema(fields),
+            mode="ignore",
+            description=table.meaning,
+            configuration=configuration,
+            storage_options=self._options,
+        )
+        handle = self._open(table)
+        if handle is None:
+            raise LakeUnreadable(table.name, self.relative(table), "it was created and is not there.")
+        return handle
+
+    def _checked(self, table: Table, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame in declared order, or LakeSchemaMismatch that lists every fault."""
+        problems: list[str] = []
+        for column in table.columns:
+            if column.name not in frame.columns:
+                problems.append(f"column {column.name}: needed {column.dtype}, found nothing")
+                continue
+            found = frame.schema[column.name]
+            if found not in (column.dtype, pl.Null):
+                problems.append(f"column {column.name}: needed {column.dtype}, found {found}")
+            elif not column.nullable and (nulls := frame[column.name].null_count()):
+                problems.append(f"column {column.name}: needed a value in every row, found {nulls} nulls")
+        problems += [f"column {name}: not declared" for name in frame.columns if name not in table.schema]
+        if problems:
+            raise LakeSchemaMismatch(table.name, problems)
+        return frame.select(pl.col(name).cast(dtype) for name, dtype in table.schema.items())
+
+    def _retried(self, table: Table, action: str, commit: Callable[[], _T]) -> _T:
+        """Run `commit` from a fresh handle until it is not beaten by another writer; each try is safe to repeat."""
+        for attempt in range(TRIES):
+            try:
+                return commit()
+            except CommitFailedError:
+                time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))  # noqa: S311  # only spreads writers
+            except DeltaError as error:
+                raise LakeUnreadable(table.name, self.relative(table), self._why(error)) from None
+        raise LakeConflict(table.name, action, TRIES)
+
+    def _why(self, error: Exception) -> str:
+        """First line only, and no absolute place: what follows can be a preview of rows."""
+        line = str(error).partition("\n")[0].replace(self.root, "<lake>")
+        return line if line.endswith(".") else f"{line}."
+
+    def _refuse_torn(self, table: Table) -> None:
+        """A commit file of no bytes, as a power cut leaves it, would be read as a commit without rows."""
+        log = Path(self.path(table)) / "_delta_log"
+        try:
+            names = [path.name for path in log.iterdir()]
+        except FileNotFoundError:
+            return
+        checkpoint = max((int(match[1]) for name in names if (match := _CHECKPOINT.match(name))), default=-1)
+        for name in names:
+            match = _COMMIT.match(name)
+            if match and int(match[1]) > checkpoint and (log / name).stat().st_size == 0:
+                raise LakeUnreadable(table.name, self.relative(table), f"its commit {name} is empty.")
+
+    def _flush(self, table: Table, version: int) -> None:
+        """Write the files of one commit through to the disk of a local lake."""
+        if not self._local:
+            return
+        folder = Path(self.path(table))
+        log = folder / "_delta_log" / f"{version:020d}.json"
+        actions = [json.loads(line) for line in log.read_text("utf-8").splitlines() if line]
+        added = [folder / action["add"]["path"] for action in actions if "add" in action]
+        for path in [*added, folder, log, log.parent]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+_WRITER = WriterProperties(compression="ZSTD", compression_level=1)
+
+
+def quoted(value: str) -> str:
+    """A string as literal of a Delta predicate."""
+    return "'" + value.replace("'", "''") + "'"
