@@ -241,3 +241,145 @@ class JudgeRefused(LoopError):
             status=status,
             reason=reason,
         )
+
+
+class RegistryUnavailable(LoopError):
+    """The registry's database does not answer. `where` is its URL without any password."""
+
+    code = "REGISTRY_UNAVAILABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(
+            f"The registry at {where} does not answer: {found}. Check that the server runs or the folder can be "
+            "written, and that LOOP_REGISTRY_URL names it; then try again, nothing half-written was kept.",
+            registry=where,
+        )
+
+
+class RegistryNotReady(LoopError):
+    """The registry's tables are missing or older than this program."""
+
+    code = "REGISTRY_NOT_READY"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, where: str, found: str, needed: str) -> None:
+        super().__init__(
+            f"The registry at {where} is {found}, and this version needs revision {needed}. Run `loop init`: it creates "
+            "or upgrades the tables and keeps what is there.",
+            registry=where,
+            needed=needed,
+        )
+
+
+class RegistryTooNew(LoopError):
+    """A newer version of this program has upgraded the registry."""
+
+    code = "REGISTRY_TOO_NEW"
+    exit_code = EXIT_REFUSED
+
+    def __init__(self, where: str, found: str, known: str) -> None:
+        super().__init__(
+            f"The registry at {where} is at revision {found}, and this version knows revisions up to {known} only. "
+            "Nothing was changed: install the version that upgraded it, or restore a copy from before.",
+            registry=where,
+            found=found,
+            known=known,
+        )
+
+
+class ChildFailed(LoopError):
+    """A process that trains, answers or merges ended without a result; `code` is the one that it ended with."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # type: ignore[misc]  # the child's own code
+
+
+class Stopped(LoopError):
+    """Somebody asked the process to end, and it did."""
+
+    code = "STOPPED"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"Stopped before the end: {why}. Nothing half-made was kept; start the step again.")
+
+
+class ModelNotTrainable(LoopError):
+    """A base model that is not there, is not complete, or cannot be trained here."""
+
+    code = "MODEL_NOT_TRAINABLE"
+    exit_code = EXIT_USAGE
+
+    def __init__(self, model: str, found: str, next_step: str) -> None:
+        super().__init__(
+            f"The model {model!r} cannot be used: {found}. {next_step}",
+            model=model,
+        )
+
+
+class ModelRevisionUnavailable(LoopError):
+    """The hub, or its local copy, does not have the model in the revision that is pinned."""
+
+    code = "MODEL_REVISION_UNAVAILABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, model: str, revision: str | None, why: str) -> None:
+        super().__init__(
+            f"The model {model!r}{f' at revision {revision}' if revision else ''} is not on this machine and could "
+            f"not be downloaded: {why}. Connect this machine to the hub with HF_HUB_OFFLINE=0, or download the model "
+            "elsewhere and name its folder instead.",
+            model=model,
+            revision=revision,
+        )
+
+
+class BaseChanged(LoopError):
+    """The weights on disk are not the ones that were pinned; an adapter would load onto them without any error."""
+
+    code = "BASE_CHANGED"
+
+    def __init__(self, path: str, needed: str, found: str) -> None:
+        super().__init__(
+            f"The model in {path!r} has digest {found[:16]}, needed is {needed[:16]}. Nothing was loaded. Restore the "
+            "folder as it was, or save the pipeline again to pin what is there now.",
+            needed=needed,
+            found=found,
+        )
+
+
+class NoLabels(LoopError):
+    """Rows whose answer would carry no label; a set with one of them is never trained on (rules.md, How it trains)."""
+
+    code = "NO_LABELS"
+
+    def __init__(self, rows: Sequence[str], total: int) -> None:
+        super().__init__(
+            f"{len(rows)} of {total} rows would carry no label, so nothing of them could be learned (first: "
+            f"{', '.join(rows[:5])}). Nothing was trained. Give them an answer with text or tool calls, mark them "
+            "wrong, or choose a model whose chat template shows the answer.",
+            rows=list(rows[:100]),
+        )
+
+
+class NothingToTrain(LoopError):
+    """Not one row is left that the model's template takes and its length allows."""
+
+    code = "NOTHING_TO_TRAIN"
+
+    def __init__(self, total: int, reasons: dict[str, int]) -> None:
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "the set is empty"
+        super().__init__(
+            f"None of {total} rows can be trained on: {why}. Nothing was trained. Look at these rows, or choose "
+            "another model.",
+            reasons=reasons,
+        )
+
+
+class AdapterRefused(LoopError):
+    """An adapter, or the wish for one, that the engine could not serve (rules.md, cases)."""
+
+    code = "ADAPTER_REFUSED"
+
+    def __init__(self, found: str, needed: str) -> None:
+        super().__init__(f"The adapter has {found}; needed is {needed}. Nothing was trained or loaded with it.")
