@@ -156,6 +156,8 @@ attempt_events = sa.Table(
     sa.Column("state", sa.String(24), nullable=False),
     sa.Column("at", Utc, nullable=False),
     sa.Column("sentence", sa.Text, nullable=False),
+    sa.Column("error_code", sa.String(60)),
+    sa.Column("actor", sa.String(80), nullable=False),  # `loop`, or the person or key that asked for it
     sa.PrimaryKeyConstraint("workspace", "run_id", "seq"),
 )
 

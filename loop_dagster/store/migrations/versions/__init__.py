@@ -1,0 +1,1 @@
+"""One module per revision; each runs forward only, inside the transaction of the whole upgrade."""

