@@ -383,3 +383,13 @@ class AdapterRefused(LoopError):
 
     def __init__(self, found: str, needed: str) -> None:
         super().__init__(f"The adapter has {found}; needed is {needed}. Nothing was trained or loaded with it.")
+
+
+class NotEnoughSamples(LoopError):
+    """Fewer samples than the next attempt needs (rules.md, When an attempt starts)."""
+
+    code = "NOT_ENOUGH_SAMPLES"
+    exit_code = EXIT_REFUSED
+
+    def __init__(self, pipeline: str, have: int, need: int, sentence: str) -> None:
+        super().__init__(f"Pipeline {pipeline} cannot train yet. {sentence}", have=have, need=need)

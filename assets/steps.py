@@ -1,0 +1,140 @@
+"""What every asset of an attempt does first and last: claim the step, hold its lease, say how it ended.
+
+Belongs here: the frame around the bodies. A run's first act is to claim (attempt, step, try) by a unique row; a second
+run of the same claim ends as skipped. While a body runs it holds the lease `attempt/<run id>`; losing it means that
+somebody cancelled or took over, and nothing more is written.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from loop_dagster.errors import LeaseLost, LoopError
+from loop_dagster.partitions import AttemptKey
+from loop_dagster.rules.states import Step, TrainingRunState, reached, step_of
+from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.leases import TTL_S, HeldLease
+from loop_dagster.store.open import Store
+from loop_dagster.store.pipelines import Pipeline
+
+#: Tags of the runs of an attempt, also how a person finds them in the UI.
+ATTEMPT_TAG = "loop/attempt"
+STEP_TAG = "loop/step"
+TRY_TAG = "loop/try"
+
+
+@dataclass(slots=True)
+class StepRun:
+    """One body at work on one attempt."""
+
+    store: Store
+    attempt: Attempt
+    pipeline: Pipeline
+    lease: HeldLease
+
+    def advance(self, state: TrainingRunState, sentence: str, **fields: Any) -> None:
+        """Move the attempt on, unless an earlier try has brought it there already; the lease is checked first."""
+        self.lease.check()
+        fresh = self.store.attempts.get(self.attempt.run_id)
+        if not reached(fresh.state, state):
+            fresh = self.store.attempts.move(self.attempt.run_id, state, sentence, now=utc_now(), **fields)
+        elif fields:
+            fresh = self.store.attempts.note(self.attempt.run_id, **fields)
+        self.attempt = fresh
+
+    def work_folder(self, name: str) -> Path:
+        """Private folder of one step of this attempt; what an earlier try left there is gone on with."""
+        folder = self.store.settings.work / self.attempt.run_id / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def lease_for_child(self) -> dict[str, str]:
+        """What a child process needs to beat this lease and to notice that it is lost."""
+        return {
+            "registry_url": self.store.settings.registry,
+            "workspace": self.store.settings.workspace,
+            "name": self.lease.name,
+            "token": self.lease.token,
+        }
+
+
+@contextlib.contextmanager
+def attempt_step(
+    context: dg.AssetExecutionContext, store: Store, step: Step, *, opens: bool = False, ends: bool = False
+) -> Iterator[StepRun | None]:
+    """Frame of one asset body; yields None when this run has nothing to do and must yield nothing.
+
+    `opens` marks the job's first asset, which claims; `ends` its last, which closes the claim. A LoopError fails the
+    attempt with its code and sentence; any other error closes the claim as failed, and the attempt is tried again.
+    """
+    key = AttemptKey.parse(context.partition_key)
+    attempt = store.attempts.by_number(key.pipeline_id, key.attempt_no)
+    if opens and not _claimed(context, store, attempt, step):
+        yield None
+        return
+    try_no = int(context.run.tags.get(TRY_TAG, attempt.try_no))
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(_release, context.run.run_id)
+        try:
+            lease = _lease_of(context.run.run_id, store, attempt)
+            yield StepRun(store, attempt, store.pipelines.get(key.pipeline_id, deleted=True), lease)
+        except (LeaseLost, dg.DagsterExecutionInterruptedError):
+            raise  # cancelled or taken over: whoever did that also says what becomes of the attempt
+        except LoopError as error:
+            store.attempts.fail(attempt.run_id, code=error.code, sentence=error.message, now=utc_now())
+            store.attempts.end_step(attempt.run_id, step, try_no, "failed", now=utc_now())
+            raise dg.Failure(description=f"{error.code}: {error.message}", allow_retries=False) from error
+        except Exception:
+            store.attempts.end_step(attempt.run_id, step, try_no, "failed", now=utc_now())
+            raise
+        if ends:
+            store.attempts.end_step(attempt.run_id, step, try_no, "done", now=utc_now())
+        else:
+            leaving.pop_all()  # the run's next asset goes on under the same lease
+
+
+#: Leases that runs of this process hold, by Dagster run: from the first asset of a job to its last, so that the
+#: attempt never looks abandoned between two of them.
+_HELD: dict[str, tuple[contextlib.ExitStack, HeldLease]] = {}
+
+
+def _lease_of(dagster_run_id: str, store: Store, attempt: Attempt) -> HeldLease:
+    if dagster_run_id not in _HELD:
+        stack = contextlib.ExitStack()
+        # An executor with a process per asset finds the lease of the process before it, which ends by itself.
+        lease = stack.enter_context(
+            store.leases.hold(f"attempt/{attempt.run_id}", holder=f"run {dagster_run_id}", wait_s=2 * TTL_S)
+        )
+        _HELD[dagster_run_id] = (stack, lease)
+    lease = _HELD[dagster_run_id][1]
+    lease.check()
+    return lease
+
+
+def _release(dagster_run_id: str) -> None:
+    held = _HELD.pop(dagster_run_id, None)
+    if held is not None:
+        with contextlib.suppress(LeaseLost):
+            held[0].close()
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _claimed(context: dg.AssetExecutionContext, store: Store, attempt: Attempt, step: Step) -> bool:
+    if step_of(attempt.state) != step:
+        context.log.info(f"Skipped: the attempt is {attempt.state}, which needs no {step}.")
+        return False
+    try_no = int(context.run.tags.get(TRY_TAG, attempt.try_no))
+    if try_no == attempt.try_no and store.attempts.claim_step(
+        attempt.run_id, step, try_no, context.run.run_id, now=utc_now()
+    ):
+        return True
+    context.log.info(f"Skipped: another run has claimed try {try_no} of {step} of this attempt.")
+    return False

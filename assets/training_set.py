@@ -1,0 +1,172 @@
+"""`selection`, `holdout`, `training_set`: what one attempt takes, frozen once, then copied.
+
+The selection is frozen when the training job starts; `holdout` and `training_set` derive from it and every later step
+reads only those copies, so that nothing that comes in meanwhile changes an attempt.
+"""
+
+from collections.abc import Iterator
+
+import dagster as dg
+import polars as pl
+
+from assets.intake import intake
+from assets.lengths import count_long_rows
+from assets.metadata import definition_metadata, records_table, written
+from assets.steps import StepRun, attempt_step, utc_now
+from loop_dagster.errors import NotEnoughSamples
+from loop_dagster.opening import frozen_length, frozen_pipeline
+from loop_dagster.partitions import ATTEMPTS
+from loop_dagster.rules.holdback import questions
+from loop_dagster.rules.selection import LEFT_OUT, TAKEN
+from loop_dagster.store.intake import drain
+from loop_dagster.store.selecting import measure
+from loop_dagster.tables import HOLDOUTS, QUESTIONS, SELECTIONS, TRAINING_SETS, Table
+from resources import StoreResource
+
+GROUP = "training"
+Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
+
+
+@dg.asset(
+    deps=[dg.AssetKey("samples"), dg.AssetKey("feedback"), dg.AssetKey("labels")],
+    partitions_def=ATTEMPTS,
+    group_name=GROUP,
+    output_required=False,
+    description=SELECTIONS.meaning,
+    metadata=definition_metadata(SELECTIONS),
+)
+def selection(
+    context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient
+) -> Results:
+    """Drain what waits, then freeze what the attempt takes of every selected sample and why."""
+    with attempt_step(context, store.open(), "training", opens=True) as step:
+        if step is None:
+            return
+        rows = _frozen_before(step)
+        if rows.is_empty():
+            drain(step.store, holder=f"run {context.run.run_id}")
+            count_long_rows(context, children, step)
+            rows = _freeze(step)
+        counts = dict(rows.group_by("reason").len().iter_rows())
+        train = rows.filter(pl.col("role").is_in(["train", "check"])).height
+        step.advance(
+            "registering",
+            f"Selected {train:,} samples to train on.",
+            train_rows=train,
+            holdout_rows=rows.filter(pl.col("role") == "holdout").height,
+            counts={**counts, "new": rows["is_new"].sum(), "picked": _picked(rows)},
+        )
+        yield dg.MaterializeResult(metadata=_said_of(rows, counts, step))
+
+
+@dg.asset(
+    deps=[selection],
+    partitions_def=ATTEMPTS,
+    group_name=GROUP,
+    description="The held-back samples that the attempt is judged on, copied; never trained on by any attempt.",
+    metadata=definition_metadata(QUESTIONS),
+)
+def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult[None]:
+    """Keep what this attempt is the first to hold back, and copy the questions that it is judged on."""
+    with attempt_step(context, store.open(), "training") as step:
+        assert step is not None
+        rows = _frozen_before(step).filter(pl.col("role") == "holdout")
+        fresh = rows.filter(pl.col("reason") == "held_new")
+        step.store.lake.replace_attempt(HOLDOUTS, step.attempt.key, fresh.select(list(HOLDOUTS.schema)))
+        asked = questions(rows.with_columns(pl.col("held_by").fill_null(step.attempt.attempt_no)))
+        # A pick of the judge has no right answer of a person: it is rated on the rubric alone.
+        lessons = asked.with_columns(right_key=pl.when(pl.col("reviewed")).then("right_key"))
+        version = _copy(step, QUESTIONS, step.store.samples.lesson_texts(lessons))
+        return dg.MaterializeResult(
+            metadata={
+                **written(QUESTIONS, rows=asked.height, version=version),
+                "held_back": rows.height,
+                "held_back_first_by_this_attempt": fresh.height,
+            }
+        )
+
+
+@dg.asset(
+    deps=[selection],
+    partitions_def=ATTEMPTS,
+    group_name=GROUP,
+    description=TRAINING_SETS.meaning,
+    metadata=definition_metadata(TRAINING_SETS),
+    check_specs=[
+        dg.AssetCheckSpec(
+            "apart_from_holdout",
+            asset="training_set",
+            blocking=True,
+            description="No prompt, up to case, white space and punctuation, is both trained on and held back.",
+        )
+    ],
+)
+def training_set(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
+    """Copy the rows that the attempt trains on, oldest sample first."""
+    with attempt_step(context, store.open(), "training") as step:
+        assert step is not None
+        rows = _frozen_before(step)
+        train = rows.filter(pl.col("role").is_in(["train", "check"])).sort("sample_id")
+        texts = step.store.samples.lesson_texts(train).with_row_index("ordinal").cast({"ordinal": pl.Int64})
+        version = _copy(step, TRAINING_SETS, texts)
+        step.advance("dataset_validating", f"Copied {texts.height:,} rows; the set is checked.")
+        shared = texts.join(rows.filter(pl.col("role") == "holdout"), on="prompt_key", how="semi").height
+        yield dg.MaterializeResult(
+            metadata={
+                **written(TRAINING_SETS, rows=texts.height, version=version),
+                "kept_aside_for_checks": texts.filter(pl.col("role") == "check").height,
+                "gone_since_selected": train.height - texts.height,
+            }
+        )
+        yield dg.AssetCheckResult(passed=shared == 0, check_name="apart_from_holdout", metadata={"shared": shared})
+
+
+def _frozen_before(step: StepRun) -> pl.DataFrame:
+    """The frozen selection; no row before it is frozen."""
+    return step.store.lake.scan(SELECTIONS).filter(pl.col("attempt") == step.attempt.key).collect()
+
+
+def _freeze(step: StepRun) -> pl.DataFrame:
+    """Select once with the settings that the attempt froze, write it, and return what was written."""
+    pipeline = frozen_pipeline(step.pipeline, step.attempt)
+    length = frozen_length(step.store, step.attempt)
+    selected = measure(step.store, pipeline, length, utc_now(), before=step.attempt.attempt_no).selection
+    if not selected.ready:
+        raise NotEnoughSamples(pipeline.tag, selected.minimum.have, selected.minimum.needed, selected.message)
+    frame = selected.rows.with_columns(
+        attempt=pl.lit(step.attempt.key),
+        pipeline_id=pl.lit(step.attempt.pipeline_id),
+        attempt_no=pl.lit(step.attempt.attempt_no, dtype=pl.Int64),
+    ).select(list(SELECTIONS.schema))
+    step.lease.check()
+    step.store.lake.replace_attempt(SELECTIONS, step.attempt.key, frame)
+    return frame
+
+
+def _copy(step: StepRun, table: Table, rows: pl.DataFrame) -> int:
+    """Write the rows of this attempt, replacing those of an earlier try; returns the Delta version."""
+    frame = rows.with_columns(
+        attempt=pl.lit(step.attempt.key),
+        pipeline_id=pl.lit(step.attempt.pipeline_id),
+        attempt_no=pl.lit(step.attempt.attempt_no, dtype=pl.Int64),
+    ).select(list(table.schema))
+    step.lease.check()
+    return step.store.lake.replace_attempt(table, step.attempt.key, frame)
+
+
+def _picked(rows: pl.DataFrame) -> int:
+    return rows.filter(pl.col("role").is_in(["train", "check"]) & (pl.col("teaches") == "scored")).height
+
+
+def _said_of(rows: pl.DataFrame, counts: dict[str, int], step: StepRun) -> dict[str, object]:
+    sentences = {**TAKEN, **LEFT_OUT}
+    table = [
+        {"reason": reason, "samples": counts[reason], "what it means": sentence}
+        for reason, sentence in sentences.items()
+        if reason in counts
+    ]
+    version = step.store.lake.version(SELECTIONS)
+    return {**written(SELECTIONS, rows=rows.height, version=version), "reasons": records_table(table)}
+
+
+__all__ = ["holdout", "intake", "selection", "training_set"]

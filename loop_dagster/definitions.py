@@ -1,0 +1,41 @@
+"""`build_defs()`: the only place that puts assets, jobs, sensors and resources together.
+
+Tests and the command line call `build_defs(resources=…)` with their own; Dagster loads `defs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets.adapter import adapter
+from assets.comparison import answers, judgements, report
+from assets.intake import intake
+from assets.training_set import holdout, selection, training_set
+from assets.version import version
+from loop_dagster.jobs import STEP_JOBS, intake_job
+from resources import StoreResource
+from sensors.attempts import attempts as attempts_sensor
+from sensors.intake import intake as intake_sensor
+from sensors.progress import progress as progress_sensor
+
+ASSETS = (intake, selection, holdout, training_set, adapter, answers, judgements, report, version)
+
+
+def build_defs(resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+    """All definitions of the code location; `resources` replace the default ones by name."""
+    return dg.Definitions(
+        assets=list(ASSETS),
+        jobs=[intake_job, *STEP_JOBS.values()],
+        sensors=[intake_sensor, attempts_sensor, progress_sensor],
+        resources={
+            "store": StoreResource(),
+            "children": dg.PipesSubprocessClient(),
+            **(resources or {}),
+        },
+    )
+
+
+defs = build_defs()

@@ -1,0 +1,214 @@
+"""Opens attempts: looks at the pipelines that changed and opens one where the rules say so.
+
+Belongs here: what the sensor, Train now and `run --until-idle` share. Does not belong here: the rules themselves, runs
+and partitions (sensors/). An attempt opens as one registry row under a partial unique index, so that however many look
+at once, one opens; what a daemon that died had no time for after that, the sensor `progress` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from loop_dagster.errors import BaseChanged, NotEnoughSamples, Refused
+from loop_dagster.models.base import BaseModel, resolve
+from loop_dagster.models.lengths import safe_bytes
+from loop_dagster.models.template import template_digest
+from loop_dagster.rules.pipelines import PipelineSettings
+from loop_dagster.rules.schedule import due_at
+from loop_dagster.rules.states import Trigger
+from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.intake import LAKE_TABLES
+from loop_dagster.store.open import Store
+from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.selecting import Length, Measured, counted_rows, measure
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An attempt that this look opened."""
+
+    pipeline: str
+    attempt: Attempt
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Why this look opened nothing; `next_look_at` when time alone can change that."""
+
+    pipeline: str
+    sentence: str
+    next_look_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a pipeline has for its next attempt at one moment, and when that attempt may start (None: not enough)."""
+
+    measured: Measured
+    base: BaseModel
+    due_at: datetime | None
+
+
+def base_of(store: Store, pipeline: Pipeline) -> BaseModel:
+    """The pipeline's base model, exactly as pinned when it was saved. Raises BaseChanged when the folder changed since."""
+    base = resolve(pipeline.model_id, store.settings.models_dir)
+    if pipeline.model_digest is not None and base.digest != pipeline.model_digest:
+        raise BaseChanged(pipeline.model_id, pipeline.model_digest, base.digest)
+    return base
+
+
+def length_of(store: Store, base: BaseModel) -> Length:
+    """Training length of a base on this installation (rules.md, Usable) and what is needed to count by it."""
+    longest = min(base.max_length, store.settings.max_training_length)
+    return Length(longest, safe_bytes(base.path, longest), template_digest(base.path))
+
+
+def frozen_pipeline(pipeline: Pipeline, attempt: Attempt) -> Pipeline:
+    """The pipeline with the settings that the attempt froze when it opened."""
+    return dataclasses.replace(pipeline, settings=PipelineSettings.from_json(attempt.frozen["settings"]))
+
+
+def frozen_length(attempt: Attempt) -> Length:
+    """The training length that the attempt froze when it opened."""
+    return Length(**attempt.frozen["length"])
+
+
+def fingerprint(store: Store, now: datetime) -> Iterator[tuple[Pipeline, str]]:
+    """Every pipeline that could open an attempt, with a mark that changes when a look could come to another end.
+
+    Samples, feedback or labels, settings, the newest attempt, counts of long samples, a wish to train now, and a stored
+    time that has passed all change it.
+    """
+    versions = [store.lake.version(table) for table in LAKE_TABLES]
+    common = [versions, store.inbox.pending()[0], counted_rows(store)]
+    numbers = {attempt.pipeline_id: [attempt.attempt_no, attempt.state] for attempt in store.attempts.list()}
+    for pipeline in store.pipelines.list():
+        if not pipeline.enabled:
+            continue
+        passed = pipeline.next_due_at is not None and pipeline.next_due_at <= now
+        mark = [common, pipeline.revision, numbers.get(pipeline.pipeline_id), passed, pipeline.train_now]
+        yield pipeline, json.dumps(mark)
+
+
+def readiness(store: Store, pipeline: Pipeline, now: datetime) -> Readiness:
+    """Count what the pipeline has, and when it may start by schedule and after failures."""
+    base = base_of(store, pipeline)
+    measured = measure(store, pipeline, length_of(store, base), now)
+    if not measured.selection.ready:
+        return Readiness(measured, base, None)
+    attempts = store.attempts.list(pipeline.pipeline_id)
+    last_end = attempts[-1].finished_at if attempts else None
+    due = due_at(
+        pipeline.settings.train_when.schedule,
+        failures=pipeline.failures,
+        last_end=last_end,
+        waiting_since=pipeline.next_due_at,
+        now=now,
+    )
+    return Readiness(measured, base, now if pipeline.train_now else due)
+
+
+def look(store: Store, pipeline: Pipeline, now: datetime) -> Opened | NotYet:
+    """Open the pipeline's next attempt if the rules allow it now; otherwise say why not."""
+    attempts = store.attempts.list(pipeline.pipeline_id)
+    if attempts and not attempts[-1].ended:
+        return NotYet(pipeline.tag, f"Attempt {attempts[-1].attempt_no} is {attempts[-1].state}; one at a time.")
+    if _limit_reached(store, pipeline):
+        return NotYet(pipeline.tag, "It has made as many versions as its limit allows.")
+    ready = readiness(store, pipeline, now)
+    if ready.due_at is None:
+        return NotYet(pipeline.tag, ready.measured.selection.message)
+    if ready.due_at > now:
+        if pipeline.next_due_at != ready.due_at:
+            store.pipelines.set_due(pipeline.pipeline_id, ready.due_at)
+        return NotYet(pipeline.tag, f"It has enough and waits until {ready.due_at:%Y-%m-%d %H:%M} UTC.", ready.due_at)
+    trigger: Trigger = "data"
+    if pipeline.train_now:
+        trigger = "manual"
+    elif pipeline.settings.train_when.schedule is not None:
+        trigger = "schedule"
+    attempt = store.attempts.open_attempt(
+        pipeline.pipeline_id,
+        trigger=trigger,
+        frozen=_frozen(store, pipeline, ready.base, first=not attempts),
+        now=now,
+        sentence=ready.measured.selection.message,
+        revision=pipeline.revision,
+        after=attempts[-1].attempt_no if attempts else 0,
+    )
+    if attempt is None:
+        return NotYet(pipeline.tag, "Another look came first.")
+    store.pipelines.set_due(pipeline.pipeline_id, None)
+    return Opened(pipeline.tag, attempt, f"Attempt {attempt.attempt_no} opened.")
+
+
+def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> Attempt:
+    """Train now: skips the schedule and the wait after a failure, never the minimum.
+
+    Raises Refused in the order of rules.md, or NotEnoughSamples.
+    """
+    now = now or datetime.now(UTC)
+    attempts = store.attempts.list(pipeline.pipeline_id)
+    if not pipeline.enabled:
+        raise Refused("RULE_PAUSED", f"Pipeline {pipeline.tag} is paused: `loop pipelines resume {pipeline.tag}` first.")
+    if attempts and not attempts[-1].ended:
+        running = attempts[-1]
+        raise Refused(
+            "RUN_ACTIVE",
+            f"Attempt {running.attempt_no} of {pipeline.tag} is {running.state}; a pipeline runs one attempt at a time.",
+            run_id=running.run_id,
+        )
+    if _limit_reached(store, pipeline):
+        raise Refused(
+            "VERSION_LIMIT_REACHED",
+            f"Pipeline {pipeline.tag} has made its {pipeline.settings.max_versions} versions: raise or remove the limit.",
+        )
+    chosen = store.pipelines.want_training(pipeline.pipeline_id)
+    found = look(store, chosen, now)
+    if isinstance(found, Opened):
+        return found.attempt
+    store.pipelines.want_training(pipeline.pipeline_id, wanted=False)
+    minimum = readiness(store, pipeline, now).measured.selection.minimum
+    if not minimum.ready:
+        raise NotEnoughSamples(pipeline.tag, minimum.have, minimum.needed, minimum.message)
+    raise Refused("RUN_ACTIVE", f"Another attempt of {pipeline.tag} was opened at the same moment.")
+
+
+def anything_due(store: Store, now: datetime) -> bool:
+    """Whether any pipeline would open an attempt at `now`; opens nothing."""
+    for pipeline, _mark in fingerprint(store, now):
+        attempts = store.attempts.list(pipeline.pipeline_id)
+        if (attempts and not attempts[-1].ended) or _limit_reached(store, pipeline):
+            continue
+        ready = readiness(store, pipeline, now)
+        if ready.due_at is not None and ready.due_at <= now:
+            return True
+    return False
+
+
+def _limit_reached(store: Store, pipeline: Pipeline) -> bool:
+    limit = pipeline.settings.max_versions
+    return limit is not None and len(store.versions.list(pipeline.pipeline_id)) >= limit
+
+
+def _frozen(store: Store, pipeline: Pipeline, base: BaseModel, *, first: bool) -> dict[str, object]:
+    """What an attempt keeps of its pipeline and installation from the moment it opens."""
+    return {
+        "settings": pipeline.settings.to_json(),
+        "tags": [pipeline.tag, *pipeline.settings.tags],
+        "model_id": pipeline.model_id,
+        "model_family": base.family,
+        "model_revision": base.revision,
+        "base_digest": base.digest,
+        "length": dataclasses.asdict(length_of(store, base)),
+        "max_answer_tokens": store.settings.max_answer_tokens,
+        "judge": store.settings.judge,
+        "judge_model": store.settings.judge_model,
+        # Nothing is built on the live version yet, so every attempt trains from the base on all samples.
+        "from_base_reason": "first_version" if first else "model_cannot_build_on",
+    }

@@ -1,0 +1,46 @@
+"""Sensor `attempts`: opens an attempt when a pipeline has what its next one needs and nothing holds it."""
+
+import json
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from loop_dagster.jobs import training_job
+from loop_dagster.partitions import ATTEMPTS, AttemptKey
+from loop_dagster.store.opening import Opened, fingerprint, look
+from resources import StoreResource
+from sensors.requests import request
+
+#: A tick leaves the rest of the pipelines to the next one after this many seconds.
+BUDGET_S = 5.0
+
+
+@dg.sensor(
+    job=training_job,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Opens attempt 1 at 1,100 good or corrected samples, every later one at 1,000 new ones.",
+)
+def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.SensorResult:
+    """The cursor holds what each pipeline's last look saw; an unchanged pipeline that is not due is not looked at."""
+    stores = store.open()
+    now = datetime.now(UTC)
+    seen: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
+    looks = []
+    for pipeline, mark in fingerprint(stores, now):
+        if seen.get(pipeline.pipeline_id) == mark:
+            continue
+        looks.append(look(stores, pipeline, now))
+        seen[pipeline.pipeline_id] = mark
+        if (datetime.now(UTC) - now).total_seconds() > BUDGET_S:
+            break
+    opened = [found.attempt for found in looks if isinstance(found, Opened)]
+    requests = [request(attempt, "training", attempt.try_no) for attempt in opened]
+    keys = [str(AttemptKey(attempt.pipeline_id, attempt.attempt_no)) for attempt in opened]
+    reason = " ".join(f"{found.pipeline}: {found.sentence}" for found in looks) or "Nothing changed since the last look."
+    return dg.SensorResult(
+        run_requests=requests,
+        dynamic_partitions_requests=[ATTEMPTS.build_add_request(keys)] if keys else [],
+        cursor=json.dumps(seen),
+        skip_reason=None if requests else dg.SkipReason(reason),
+    )

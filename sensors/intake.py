@@ -1,0 +1,62 @@
+"""Sensor `intake`: drains the inbox when it is due, imports waiting files, refreshes the assets after a bulk import."""
+
+import json
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from loop_dagster.jobs import intake_job
+from loop_dagster.store.intake import LAKE_TABLES, drain_is_due, waiting_files
+from loop_dagster.store.open import Store
+from resources import StoreResource
+
+RETRY_AFTER_S = 60.0
+
+
+@dg.sensor(
+    job=intake_job,
+    minimum_interval_seconds=5,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Runs intake when the inbox is due, a file waits, or a bulk import has written to the lake.",
+)
+def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.SensorResult | dg.SkipReason:
+    """The cursor holds the Delta versions that the assets have been told of."""
+    stores = store.open()
+    now = datetime.now(UTC)
+    versions = {table.name: stores.lake.version(table) for table in LAKE_TABLES}
+    told = {table.name: _materialised_version(context, table.name) for table in LAKE_TABLES}
+    files = waiting_files(stores, now)
+    due = drain_is_due(stores, now)
+    changed = [name for name, version in versions.items() if version is not None and version != told[name]]
+    if not (files or due or changed):
+        return dg.SkipReason("Nothing waits in the inbox or the intake folder, and the assets show the newest rows.")
+    key = json.dumps([versions, [file.name for file in files], _inbox_state(stores) if due else None])
+    if hold := _held_by(context, same=key == context.cursor):
+        return dg.SkipReason(hold)
+    return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=key)
+
+
+def _materialised_version(context: dg.SensorEvaluationContext, asset: str) -> int | None:
+    event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
+    materialization = event.asset_materialization if event else None
+    value = materialization.metadata.get("delta_version") if materialization else None
+    return int(value.value) if value else None  # type: ignore[arg-type]  # an integer in every materialisation
+
+
+def _held_by(context: dg.SensorEvaluationContext, *, same: bool) -> str | None:
+    """Why no run starts now: one at a time, and the same work is not tried again within a minute of a failure."""
+    records = context.instance.get_run_records(dg.RunsFilter(job_name="intake"), limit=1)
+    if not records:
+        return None
+    if not records[0].dagster_run.is_finished:
+        return "An intake run is under way."
+    ended = records[0].end_time or 0.0
+    failed = records[0].dagster_run.status == dg.DagsterRunStatus.FAILURE
+    if failed and same and datetime.now(UTC).timestamp() - ended < RETRY_AFTER_S:
+        return f"The last intake run failed; the same work is tried again {RETRY_AFTER_S:.0f} s after it."
+    return None
+
+
+def _inbox_state(store: Store) -> str:
+    rows, oldest = store.inbox.pending()
+    return f"{rows} since {oldest}"
