@@ -18,8 +18,9 @@ TOOLS := $(VENV)/.installed-dev
 NEEDS := constraints.txt pyproject.toml tools/install.py
 
 define SET_UP
-test -n "$(PYTHON)" || { echo "No Python 3.11 or newer was found on PATH. Install one (Debian, Ubuntu: apt install \
-python3.11 python3.11-venv) or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
+$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+echo "Python 3.11 or newer is needed; $(if $(PYTHON),$(PYTHON) is not that,none was found on PATH). Install one (Debian," \
+"Ubuntu: apt install python3.11 python3.11-venv) or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }; \
 $(PYTHON) tools/install.py --venv $(VENV)
 endef
 

@@ -184,7 +184,7 @@ class Environment:
                 shutil.rmtree(info)
 
     def pip(self, *arguments: str) -> None:
-        """pip install under the constraints; its words go to the terminal, and in full to the log."""
+        """pip install under the constraints; what it says goes to the terminal, and in full to the log."""
         start = self.log.stat().st_size if self.log.exists() else 0
         quiet = [] if sys.stdout.isatty() else ["--quiet"]
         command = [str(self.python), "-m", "pip", "install", *quiet, "--log", str(self.log), "-c", str(CONSTRAINTS)]
