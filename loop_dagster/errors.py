@@ -393,3 +393,29 @@ class NotEnoughSamples(LoopError):
 
     def __init__(self, pipeline: str, have: int, need: int, sentence: str) -> None:
         super().__init__(f"Pipeline {pipeline} cannot train yet. {sentence}", have=have, need=need)
+
+
+class LiveMoved(Conflict):
+    """What is live is not what the attempt was compared with."""
+
+    code = "LIVE_MOVED"
+
+    def __init__(self, tag: str, expected: int | None, found: int | None) -> None:
+        said = {number: "nothing" if number is None else f"v{number}" for number in (expected, found)}
+        super().__init__(
+            f"loop-{tag} answers with {said[found]} by now, and the attempt was compared with {said[expected]}. Nothing "
+            "went live: compare it again with what is live now.",
+            tag=tag,
+            expected=expected,
+            found=found,
+        )
+
+
+class ConversationRefused(LoopError):
+    """A conversation that the model's chat template does not take; the sentence holds nothing of its text."""
+
+    exit_code = EXIT_REFUSED
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{sentence} Nothing was asked; change the conversation or choose another model.")
+        self.code = code  # type: ignore[misc]  # a RefusalCode of models/template.py
