@@ -265,8 +265,8 @@ class RegistryNotReady(LoopError):
 
     def __init__(self, where: str, found: str, needed: str) -> None:
         super().__init__(
-            f"The registry at {where} is {found}, and this version needs revision {needed}. Run `loop init`: it creates "
-            "or upgrades the tables and keeps what is there.",
+            f"The registry at {where} is {found}, and this version needs revision {needed}. Run `loop init`: it "
+            "creates or upgrades the tables and keeps what is there.",
             registry=where,
             needed=needed,
         )
@@ -403,8 +403,8 @@ class LiveMoved(Conflict):
     def __init__(self, tag: str, expected: int | None, found: int | None) -> None:
         said = {number: "nothing" if number is None else f"v{number}" for number in (expected, found)}
         super().__init__(
-            f"loop-{tag} answers with {said[found]} by now, and the attempt was compared with {said[expected]}. Nothing "
-            "went live: compare it again with what is live now.",
+            f"loop-{tag} answers with {said[found]} by now, and the attempt was compared with {said[expected]}. "
+            "Nothing went live: compare it again with what is live now.",
             tag=tag,
             expected=expected,
             found=found,

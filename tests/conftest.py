@@ -97,7 +97,7 @@ def sqlite_registry(sqlite_url: str) -> Iterator[Registry]:
 def processes() -> ForkServerContext:
     """Starts real processes quickly: they fork from a server that has imported the stores and opened nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["loop_dagster.store.registry", "loop_dagster.store.migrations", "alembic.command"])
+    context.set_forkserver_preload(["loop_dagster.store.versions", "loop_dagster.store.leases", "alembic.command"])
     return context
 
 
