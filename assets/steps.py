@@ -17,7 +17,7 @@ import dagster as dg
 from loop_dagster.errors import LeaseLost, LoopError
 from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.states import Step, TrainingRunState, reached, step_of
-from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.leases import TTL_S, HeldLease
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline

@@ -20,7 +20,7 @@ from loop_dagster.models.template import template_digest
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.schedule import due_at
 from loop_dagster.rules.states import Trigger
-from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
@@ -210,5 +210,5 @@ def _frozen(store: Store, pipeline: Pipeline, base: BaseModel, *, first: bool) -
         "judge": store.settings.judge,
         "judge_model": store.settings.judge_model,
         # Nothing is built on the live version yet, so every attempt trains from the base on all samples.
-        "from_base_reason": "first_version" if first else "model_cannot_build_on",
+        "from_base_reason": "first_version" if first else None,
     }

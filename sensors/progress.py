@@ -9,7 +9,7 @@ from loop_dagster.jobs import STEP_JOBS
 from loop_dagster.partitions import ATTEMPTS, AttemptKey
 from loop_dagster.rules.progress import Evidence, RunStatus, next_action
 from loop_dagster.rules.states import step_of
-from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.open import Store
 from resources import StoreResource
 from sensors.requests import request

@@ -7,7 +7,7 @@ from loop_dagster.jobs import STEP_JOBS
 from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.progress import step_key
 from loop_dagster.rules.states import Step
-from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.records import Attempt
 
 
 def request(attempt: Attempt, step: Step, try_no: int) -> dg.RunRequest:

@@ -19,6 +19,8 @@ from loop_dagster.rules.states import Step, TrainingRunState, step_of
 MOST_TRIES = 3
 #: A claimed step whose lease has shown no sign of life for this long has lost its process.
 LOST_AFTER = timedelta(seconds=60)
+#: The sensor that opens an attempt asks for its first run itself; only after this long somebody else does.
+OPENED_AFTER = timedelta(seconds=20)
 #: A requested run that Dagster has and that never claimed within this time is not going to.
 UNCLAIMED_AFTER = timedelta(seconds=300)
 
@@ -31,10 +33,11 @@ class Evidence:
     """What is recorded about the step that an attempt needs.
 
     `run` is what Dagster says of the run with this try's key; `claimed_at` and `ended` are of the claim; `last_beat` is
-    the newest heartbeat of the attempt's lease; `run_since` is when Dagster took the run.
+    the newest heartbeat of the attempt's lease; `since` is when it entered its state, `run_since` when Dagster took the run.
     """
 
     state: TrainingRunState
+    since: datetime
     try_no: int
     run: RunStatus
     run_since: datetime | None = None
@@ -64,7 +67,8 @@ def next_action(evidence: Evidence, now: datetime) -> Action:
 
 def _unclaimed(evidence: Evidence, now: datetime) -> Action:
     if evidence.run == "none":
-        return "request"
+        just_opened = evidence.state == "built" and evidence.try_no == 1 and now - evidence.since < OPENED_AFTER
+        return "wait" if just_opened else "request"
     if evidence.run == "ended":
         return _again(evidence)
     stuck = evidence.run == "running" and evidence.run_since is not None and now - evidence.run_since > UNCLAIMED_AFTER

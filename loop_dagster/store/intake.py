@@ -50,11 +50,13 @@ def drain(store: Store, *, holder: str) -> Drained:
     """Move every waiting row of the inbox to the lake; what an earlier drain left unfinished comes first."""
     batches = 0
     moved = dict.fromkeys((table.name for table in LAKE_TABLES), 0)
-    rows, _oldest = store.inbox.pending()
-    if not rows and not store.inbox.unfinished():
+    if not store.inbox.pending().rows and store.inbox.unfinished() is None:
         return Drained(0, moved)
     with lake_lease(store, holder):
-        while (batch := store.inbox.open_batch()) is not None:
+        # Above what the lake knows: a registry put back from a copy would count again numbers that the lake has seen,
+        # and their rows would be taken for written.
+        floor = max(store.lake.transaction(table, "inbox") or 0 for table in LAKE_TABLES)
+        while (batch := store.inbox.open_batch(floor=floor)) is not None:
             frames = store.inbox.rows_of(batch)
             for table in LAKE_TABLES:
                 frame = frames[table.name]
@@ -69,7 +71,7 @@ def drain(store: Store, *, holder: str) -> Drained:
 def drain_is_due(store: Store, now: datetime) -> bool:
     """5,000 rows or 60 s of age (settings), or a batch that somebody left unfinished."""
     rows, oldest = store.inbox.pending()
-    if store.inbox.unfinished():
+    if store.inbox.unfinished() is not None:
         return True
     old = oldest is not None and (now - oldest).total_seconds() >= store.settings.drain_age_s
     return bool(rows) and (rows >= store.settings.drain_rows or old)

@@ -111,6 +111,11 @@ class Lake:
         handle = self._open(table)
         return 0 if handle is None else int(handle.count())
 
+    def transaction(self, table: Table, application: str) -> int | None:
+        """The newest number of `append(transaction=(application, number))` that the table carries; None for none."""
+        handle = self._open(table)
+        return None if handle is None else handle.transaction_version(application)
+
     # writing
 
     def append(

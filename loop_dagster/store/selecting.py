@@ -15,7 +15,7 @@ import polars as pl
 import sqlalchemy as sa
 
 from loop_dagster.rules.selection import HELD_SCHEMA, TRAINED_SCHEMA, History, Scope, Selection, select, selected
-from loop_dagster.store.attempts import Attempt
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.registry import insert_new

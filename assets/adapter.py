@@ -1,0 +1,133 @@
+"""`adapter`: the LoRA adapter that an attempt trains, kept under its digest, with its curve."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import polars as pl
+
+from assets.children import lease_ref, run_child
+from assets.metadata import definition_metadata, written
+from assets.steps import StepRun, attempt_step, utc_now
+from assets.training_set import GROUP, training_set
+from loop_dagster.errors import BaseChanged
+from loop_dagster.models.base import BaseModel, resolve
+from loop_dagster.models.report_pictures import as_markdown, training_curve_png
+from loop_dagster.models.train import TrainJob, TrainResult
+from loop_dagster.partitions import ATTEMPTS
+from loop_dagster.rules.pipelines import PipelineSettings
+from loop_dagster.rules.recipe import Recipe, resolve_recipe
+from loop_dagster.tables import ADAPTERS, TRAINING_SETS
+from resources import StoreResource
+
+
+@dg.asset(
+    deps=[training_set],
+    partitions_def=ATTEMPTS,
+    group_name=GROUP,
+    description=ADAPTERS.meaning,
+    metadata=definition_metadata(ADAPTERS),
+)
+def adapter(
+    context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient
+) -> dg.MaterializeResult[None]:
+    """Train in a child process, keep the best checked checkpoint; a second try goes on with a kept one."""
+    with attempt_step(context, store.open(), "training", ends=True) as step:
+        assert step is not None
+        step.advance("preflighting", "Checking the base model, the chat template and the precision.")
+        base = frozen_base(step)
+        kept = _kept_before(step)
+        if kept is None:
+            job, recipe = _job(step, base)
+            step.advance("job_creating", f"{recipe.sentence} This machine trains it.")
+            step.advance("training", f"Training on {step.attempt.train_rows:,} samples.")
+            result = run_child(context, children, step, "train", job, TrainResult)
+            kept = _keep(step, base, recipe, result, Path(job.out_dir))
+        step.advance(
+            "checkpoint_ready",
+            f"Kept the weights of step {kept['kept_step']} of {kept['planned_steps']}.",
+            base_digest=base.digest,
+            adapter_digest=kept["adapter_digest"],
+            gpu_seconds=round(kept["seconds"]),
+        )
+        return dg.MaterializeResult(metadata=_said_of(step, kept))
+
+
+def frozen_base(step: StepRun) -> BaseModel:
+    """The base model that the attempt froze. Raises BaseChanged when its folder is another one by now."""
+    base = resolve(step.attempt.frozen["model_id"], step.store.settings.models_dir)
+    if base.digest != step.attempt.frozen["base_digest"]:
+        raise BaseChanged(base.model_id, step.attempt.frozen["base_digest"], base.digest)
+    return base
+
+
+def _kept_before(step: StepRun) -> dict[str, Any] | None:
+    """What an earlier try of this attempt kept and wrote, if it came so far."""
+    mine = pl.col("attempt") == step.attempt.key
+    rows = step.store.lake.scan(ADAPTERS).filter(mine).collect().to_dicts()
+    return rows[0] if rows and step.store.artifacts.has(rows[0]["adapter_digest"]) else None
+
+
+def _job(step: StepRun, base: BaseModel) -> tuple[TrainJob, Recipe]:
+    """Write the rows where the child reads them, and resolve the recipe from them."""
+    mine = pl.col("attempt") == step.attempt.key
+    rows = step.store.lake.scan(TRAINING_SETS).filter(mine).sort("ordinal").collect()
+    folder = step.work_folder("train")
+    rows_path = folder / "rows.jsonl"
+    columns = ["sample_id", "role", "messages", "tools", "right_answer"]
+    rows_path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.select(columns).to_dicts()))
+    recipe = resolve_recipe(
+        PipelineSettings.from_json(step.attempt.frozen["settings"]).training,
+        rows=rows.filter(pl.col("role") == "train").height,
+        mean_bytes=float(rows["messages"].str.len_bytes().mean() or 0) + float(rows["right_answer"].str.len_bytes().mean() or 0),
+        family=base.family,
+    )
+    job = TrainJob(
+        work_dir=str(folder),
+        lease=lease_ref(step),
+        seed=step.pipeline.seed % 2**31,
+        base_path=str(base.path),
+        base_digest=base.digest,
+        rows_path=str(rows_path),
+        out_dir=str(folder / "adapter"),
+        max_length=step.attempt.frozen["length"]["max_tokens"],
+        **dataclasses.asdict(recipe),
+    )
+    return job, recipe
+
+
+def _keep(step: StepRun, base: BaseModel, recipe: Recipe, result: TrainResult, folder: Path) -> dict[str, Any]:
+    """Keep the adapter under its digest, under a valid lease, then write its row."""
+    digest = step.store.artifacts.keep(folder, still_mine=step.lease.verify)
+    row = {
+        "attempt": step.attempt.key,
+        "pipeline_id": step.attempt.pipeline_id,
+        "attempt_no": step.attempt.attempt_no,
+        "adapter_digest": digest,
+        "base_digest": base.digest,
+        "dtype": result.dtype,
+        "planned_steps": result.planned_steps,
+        "trained_steps": result.trained_steps,
+        "kept_step": result.kept_step,
+        "tokens": result.tokens,
+        "seconds": result.seconds,
+        "recipe": json.dumps(dataclasses.asdict(recipe)),
+        "curve": json.dumps(result.curve),
+        "created_at": utc_now(),
+    }
+    step.store.lake.replace_attempt(ADAPTERS, step.attempt.key, ADAPTERS.frame([row]))
+    return row
+
+
+def _said_of(step: StepRun, kept: dict[str, Any]) -> dict[str, Any]:
+    picture = as_markdown(training_curve_png(json.loads(kept["curve"]), kept["kept_step"]), "training curve")
+    numbers = ("adapter_digest", "base_digest", "dtype", "planned_steps", "trained_steps", "kept_step", "tokens", "seconds")
+    return {
+        **written(ADAPTERS, rows=1, version=step.store.lake.version(ADAPTERS)),
+        **{name: kept[name] for name in numbers},
+        "tokens_per_second": kept["tokens"] / max(kept["seconds"], 1e-9),
+        "recipe": dg.MetadataValue.json(json.loads(kept["recipe"])),
+        "curve": dg.MetadataValue.md(picture),
+    }

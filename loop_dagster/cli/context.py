@@ -1,0 +1,46 @@
+"""What most commands open first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from loop_dagster.opening import readiness
+from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.wire import pipeline_row
+
+
+def opened() -> Store:
+    """The stores of this installation."""
+    return open_store()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def minimums(store: Store, pipeline: Pipeline) -> dict[str, Any]:
+    """How far the data is from the next attempt (`PipelineMinimums`), counted now."""
+    selection = readiness(store, pipeline, now()).measured.selection
+    minimum = selection.minimum
+    return {
+        "basis": minimum.basis,
+        "needed": minimum.needed,
+        "have": minimum.have,
+        "short": minimum.short,
+        "picked_by_judge": minimum.picked,
+        "message": minimum.message,
+    }
+
+
+def described(store: Store, pipeline: Pipeline, *, measured: bool = False) -> dict[str, Any]:
+    """One pipeline for JSON; with `measured`, its minimums counted now."""
+    live = store.versions.live(pipeline.tag)
+    return pipeline_row(
+        pipeline,
+        attempts=len(store.attempts.list(pipeline.pipeline_id)),
+        versions=len(store.versions.list(pipeline.pipeline_id)),
+        live=live.version_no if live else None,
+        minimums=minimums(store, pipeline) if measured else None,
+    )
