@@ -1,0 +1,368 @@
+"""Secrets and personal numbers out of a conversation before anything of it is stored.
+
+Belongs here: the exact redactor of one decoded string or one JSON value, and the columnar prefilter that finds the few
+rows for which it must run. Does not belong here: when it runs (store/importing.py, the gateway), what a message is.
+
+Patterns run over decoded strings, never over JSON text, in which an escape hides a secret (`pat\\u0040example.org`) or
+glues a letter to it (`\\nfoo@…`). A string may still *contain* JSON text, as a tool's result does; the escapes there
+are looked through as well. The kinds are those of rules.md; order numbers, versions, hashes, UUIDs, prices, telephone
+numbers, dates, times and MAC addresses stay.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import polars as pl
+
+from loop_dagster.rules import secret_patterns as patterns
+from loop_dagster.rules.canonical import Json, Number, UnreadableJsonError, dumps, loads
+
+Kind: TypeAlias = Literal["email", "api_key", "aws_key", "jwt", "private_key", "card", "ssn", "ip"]
+KINDS: Final[tuple[Kind, ...]] = ("email", "api_key", "aws_key", "jwt", "private_key", "card", "ssn", "ip")
+Counts: TypeAlias = dict[Kind, int]
+
+
+def marker(kind: Kind) -> str:
+    """What stands in place of a secret."""
+    return f"[redacted:{kind}]"
+
+
+_SUSPECT: Final = re.compile(patterns.SUSPECT)
+
+
+def suspect_expression(text: pl.Expr) -> pl.Expr:
+    """Whether `redact` could change a text; true for every text that it would change, and for a few more.
+
+    Holds for canonical JSON text of messages too: true whenever a string inside would be changed.
+    """
+    return text.str.contains(patterns.SUSPECT).fill_null(value=False)
+
+
+def suspects(texts: pl.Series) -> pl.Series:
+    """Boolean mask of `suspect_expression`, same length; null counts as clean."""
+    return pl.DataFrame({"text": texts}).select(suspect_expression(pl.col("text"))).to_series().rename(texts.name)
+
+
+_Replace: TypeAlias = Callable[[re.Match[str]], str]
+
+
+def redact(text: str) -> tuple[str, Counts]:
+    """The text with every secret replaced by its marker, and how many of each kind there were.
+
+    Doing it again changes nothing.
+    """
+    counts: Counter[Kind] = Counter()
+    while _SUSPECT.search(text):
+        changed, found = _redact_once(text)
+        if not found:
+            break
+        text, counts = changed, counts + found
+    return text, dict(counts)
+
+
+def _redact_once(text: str) -> tuple[str, Counter[Kind]]:
+    changed, counts = _redact_plain(text)
+    if "\\u00" in changed or "\\/" in changed:
+        # JSON text inside the string: look at it without the escapes of plain characters, and keep that only if a
+        # secret was behind them.
+        seen, hidden = _redact_plain(patterns.ESCAPE.sub(_unescape, changed))
+        if hidden:
+            return seen, counts + hidden
+    return changed, counts
+
+
+def _unescape(match: re.Match[str]) -> str:
+    if match[1] is None:
+        return "/"
+    sign = chr(int(match[1], 16))
+    return match[0] if sign in '"\\\x7f' else sign
+
+
+def _redact_plain(text: str) -> tuple[str, Counter[Kind]]:
+    counts: Counter[Kind] = Counter()
+
+    def put(kind: Kind, before: str = "", after: str = "") -> str:
+        counts[kind] += 1
+        return f"{before}{marker(kind)}{after}"
+
+    def whole(kind: Kind) -> _Replace:
+        return lambda match: put(kind)
+
+    def captured(kind: Kind) -> _Replace:
+        def replace(match: re.Match[str]) -> str:
+            group = match.lastindex or 0
+            return put(
+                kind, match[0][: match.start(group) - match.start()], match[0][match.end(group) - match.start() :]
+            )
+
+        return replace
+
+    text = patterns.PRIVATE_KEY.sub(whole("private_key"), text)
+    text = patterns.JWT.sub(whole("jwt"), text)
+    text = patterns.AWS_ID.sub(whole("aws_key"), text)
+    text = patterns.AWS_SECRET.sub(captured("aws_key"), text)
+    text = patterns.API_KEY.sub(lambda match: match[0] if _is_words(match[0]) else put("api_key"), text)
+    text = patterns.IN_CONTEXT.sub(captured("api_key"), text)
+    text = patterns.EMAIL.sub(lambda match: _email(match, put), text)
+    text = patterns.SSN.sub(lambda match: _ssn(match, put), text)
+    text = patterns.DIGITS.sub(lambda match: _card(match, put), text)
+    text = patterns.IPV6.sub(lambda match: _ipv6(match, put), text)
+    text = patterns.IPV4.sub(lambda match: _ipv4(match, put), text)
+    return text, counts
+
+
+_Put: TypeAlias = Callable[..., str]
+
+
+def _is_words(key: str) -> bool:
+    """Whether what begins like an OpenAI key is words with hyphens, such as sk-learn-something-long."""
+    if patterns.VENDOR_KEY.match(key) or not key.startswith("sk-"):
+        return False
+    parts = key[3:].split("-")
+    return len(parts) > 1 and all(len(part) < 16 and part.isalpha() and part.islower() for part in parts)
+
+
+def _email(match: re.Match[str], put: _Put) -> str:
+    if match[2].rpartition(".")[2].lower() in patterns.FILE_ENDS:
+        return match[0]
+    # The first letter after a backslash belongs to an escape such as \n, not to the address.
+    local, kept = match[1], 0
+    if match.start() and match.string[match.start() - 1] == "\\":
+        kept = 5 if re.match(r"u[0-9A-Fa-f]{4}", local) else int(local[0] in "nrtbf")
+    return put("email", match[0][:kept]) if len(local) > kept else match[0]
+
+
+def _ssn(match: re.Match[str], put: _Put) -> str:
+    parts = [part for part in match.groups() if part is not None]
+    if not parts:
+        return match[0]  # a UUID
+    area, group, serial = parts
+    if area in {"000", "666"} or area[0] == "9" or group == "00" or serial == "0000":
+        return match[0]
+    first = next(index for index in (1, 4) if match[index] is not None)
+    return put("ssn", match[0][: match.start(first) - match.start()])
+
+
+# card numbers
+
+
+_DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
+
+
+def is_card(digits: str) -> bool:
+    """Whether 13 to 19 digits have an issuer's prefix and length and pass the Luhn check."""
+    size = len(digits)
+    if not any(low <= digits[: len(low)] <= high and size in sizes for low, high, sizes in patterns.ISSUERS):
+        return False
+    odd = sum(int(digit) for digit in digits[-1::-2])
+    even = sum(_DOUBLED[int(digit)] for digit in digits[-2::-2])
+    return (odd + even) % 10 == 0
+
+
+def _glued(text: str, start: int, step: int) -> bool:
+    """Whether digits stand in a hash or an id: next to letters that are no word of their own."""
+    end = start
+    while 0 <= end < len(text) and text[end].isalpha() and abs(end - start) < 40:
+        end += step
+    letters = text[start:end] if step > 0 else text[end + 1 : start + 1]
+    if not letters:
+        return False
+    if step < 0 and end >= 0 and text[end] == "\\" and letters[0] in "nrtbf":
+        letters = letters[1:]  # an escape such as \n in JSON text
+        if not letters:
+            return False
+    beyond = text[end] if 0 <= end < len(text) else " "
+    return beyond.isdigit() or len(letters) < 3 or set(letters.lower()) <= set("abcdef")
+
+
+def _card(match: re.Match[str], put: _Put) -> str:
+    run = match[1]
+    if run is None or len(run) < 13:
+        return match[0]
+    text, start, end = match.string, match.start(), match.end()
+    groups = [(found.start(), found.end()) for found in patterns.GROUP.finditer(run)]
+    digits = sum(last - first for first, last in groups)
+    before = text[start - 1] if start else " "
+    if before == "+" and digits <= 15:
+        return run  # a telephone number
+    if _glued(text, start - 1, -1) or (before in ".," and start > 1 and text[start - 2].isdigit()):
+        groups = groups[1:]
+    if groups and _glued(text, end, 1):
+        groups = groups[:-1]
+    spans = _card_spans(run, groups)
+    result, position = "", 0
+    for first, last in spans:
+        result += put("card", run[position:first])
+        position = last
+    return result + run[position:]
+
+
+def _card_spans(run: str, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where cards lie in a run of digit groups: the whole run, or whole groups of it in a grouping that cards have."""
+
+    def digits(chosen: list[tuple[int, int]]) -> str:
+        return "".join(run[first:last] for first, last in chosen)
+
+    lengths = tuple(last - first for first, last in groups)
+    # A list of small numbers is none, whatever its digits say.
+    if groups and sum(lengths) <= 19 and max(lengths) >= 3 and is_card(digits(groups)):
+        return [(groups[0][0], groups[-1][1])]
+    spans, index = [], 0
+    while index < len(groups):
+        taken = 0
+        if 13 <= lengths[index] <= 19:
+            taken = 1 if is_card(digits(groups[index : index + 1])) else 0
+        else:
+            for grouping in patterns.GROUPINGS:
+                size = len(grouping)
+                if lengths[index : index + size] == grouping and is_card(digits(groups[index : index + size])):
+                    taken = size
+                    break
+        if taken:
+            spans.append((groups[index][0], groups[index + taken - 1][1]))
+        index += taken or 1
+    return spans
+
+
+# addresses
+
+
+def _ipv6(match: re.Match[str], put: _Put) -> str:
+    run, text = match[0], match.string
+    if run.count(":") < 2:
+        return run
+    address, zone, name = run.partition("%")
+    head = len(address) - len(address.lstrip("."))
+    before = text[match.start() - 1] if match.start() else " "
+    escaped = match.start() > 1 and text[match.start() - 2] == "\\" and before in "nrtbf"
+    if not head and before.isalnum() and not escaped:
+        head = address.index(":") + 1  # the end of a word, as in addr:fe80::1 or std::deque
+    elif match.start() and before == "\\" and address[:1] in ("b", "f"):
+        head = 1
+    tail = len(address)
+    after = text[match.end()] if match.end() < len(text) else " "
+    if not zone and after.isalnum() and address[-1] not in ".:":
+        return run
+    while tail > head and (address[tail - 1] == "." or (address[tail - 1] == ":" and address[tail - 2] != ":")):
+        tail -= 1
+    if not _is_ipv6(address[head:tail]):
+        return run
+    rest = "" if tail == len(address) else address[tail:] + zone + name
+    return put("ip", address[:head], rest)
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    groups = [group for group in address.split(":") if group]
+    if "::" not in address:
+        return not all(len(group) == 2 for group in groups)  # eight pairs are a hardware address
+    if address == "::1" or len(groups) >= 3:
+        return True
+    # Abc::Def and the slice 1::2 are code.
+    return any(len(group) >= 3 for group in groups) and any(sign.isdigit() for sign in address)
+
+
+def _ipv4(match: re.Match[str], put: _Put) -> str:
+    if any(int(part) > 255 for part in match.groups()):
+        return match[0]
+    before = match.string[max(0, match.start() - 40) : match.start()]
+    return match[0] if patterns.VERSION_BEFORE.search(before) else put("ip")
+
+
+# JSON values
+
+
+def redact_value(value: Json, *, key: str | None = None) -> tuple[Json, Counts]:
+    """A JSON value of canonical.py with every string, object key and number in it redacted, and the counts.
+
+    A number that is a secret becomes its marker, a string. The key of an object is context for its value, as the
+    words before it are in a text: `{"version": "1.2.3.4"}` stays, `{"ssn": 123456789}` does not.
+    """
+    counts: Counter[Kind] = Counter()
+    return _walk(value, key, counts), dict(counts)
+
+
+def _walk(value: Json, key: str | None, counts: Counter[Kind]) -> Json:
+    if isinstance(value, Number):
+        changed = _in_context(_plain_number(value), key, counts)
+        return changed if "[redacted:" in changed else value
+    if isinstance(value, str):
+        return _in_context(value, key, counts)
+    if isinstance(value, list):
+        return [_walk(item, key, counts) for item in value]
+    if isinstance(value, dict):
+        result: dict[str, Json] = {}
+        for name, item in value.items():
+            clean, found = redact(name)
+            counts.update(found)
+            unique, number = clean, 2
+            while found and (unique in result or unique in value):
+                unique, number = f"{clean} {number}", number + 1
+            result[unique] = _walk(item, name, counts)
+        return result
+    return value
+
+
+def _plain_number(number: Number) -> str:
+    """The digits of a whole number that was spelled with a point or an exponent, else its spelling."""
+    match = patterns.INTEGRAL.fullmatch(number)
+    if match is None:
+        return str(number)
+    if match[1]:
+        return match[1]
+    mantissa, _, exponent = number.lower().lstrip("-").partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    shift = int(exponent)
+    fraction = fraction.rstrip("0") if shift < len(fraction) else fraction
+    return whole + fraction.ljust(shift, "0") if len(fraction) <= shift else str(number)
+
+
+def _in_context(text: str, key: str | None, counts: Counter[Kind]) -> str:
+    if key is not None and patterns.CONTEXT.search(key):
+        prefix = f"{key}: "
+        changed, found = redact(prefix + text)
+        if changed.startswith(prefix):
+            counts.update(found)
+            return changed[len(prefix) :]
+    changed, found = redact(text)
+    counts.update(found)
+    return changed
+
+
+def redact_arguments(arguments: str) -> tuple[str, Counts]:
+    """A tool call's stored arguments: decoded, redacted and encoded again where they are JSON, else as text."""
+    try:
+        value = loads(arguments)
+    except UnreadableJsonError:
+        return redact(arguments)
+    clean, counts = redact_value(value)
+    return (dumps(clean), counts) if counts else (arguments, counts)
+
+
+def redact_message(message: Mapping[str, Any]) -> tuple[dict[str, Any], Counts]:
+    """A canonical message with text, name, ids and arguments redacted, and the counts."""
+    counts: Counter[Kind] = Counter()
+    result: dict[str, Any] = {}
+    for name, value in message.items():
+        if name == "tool_calls":
+            calls = []
+            for call in value:
+                arguments, found = redact_arguments(call["function"]["arguments"])
+                counts.update(found)
+                rest = {part: item for part, item in call.items() if part != "function"}
+                function = {**call["function"], "arguments": ""}
+                calls.append(
+                    {**_walk(rest, None, counts), "function": {**_walk(function, None, counts), "arguments": arguments}}
+                )
+            result[name] = calls
+        else:
+            result[name] = value if name == "role" else _walk(value, None, counts)
+    return result, dict(counts)
