@@ -419,3 +419,17 @@ class ConversationRefused(LoopError):
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(f"{sentence} Nothing was asked; change the conversation or choose another model.")
         self.code = code  # type: ignore[misc]  # a RefusalCode of models/template.py
+
+
+class DiskFull(LoopError):
+    """Too little free space for what is about to be written."""
+
+    code = "DISK_FULL"
+
+    def __init__(self, where: str, free_bytes: int, needed_bytes: int) -> None:
+        super().__init__(
+            f"The disk under {where} has {free_bytes / 1e9:.1f} GB free, needed {needed_bytes / 1e9:.1f} GB. "
+            "Free some space, or put LOOP_HOME on another disk; nothing was written.",
+            free_bytes=free_bytes,
+            needed_bytes=needed_bytes,
+        )

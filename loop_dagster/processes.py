@@ -169,3 +169,18 @@ def start_serving(settings: Settings) -> Process:
     """The engine that answers for live versions."""
     check_port("Serving", settings.serve_host, settings.serve_port, "LOOP_SERVE_PORT")
     return Process("serving", [sys.executable, "-m", "loop_dagster.models.serve"], settings)
+
+
+def runs_under_way(settings: Settings) -> bool:
+    """Whether Dagster has any run of this installation that has not ended."""
+    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+
+    going = [
+        DagsterRunStatus.QUEUED,
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    ]
+    with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        return bool(instance.get_run_ids(RunsFilter(statuses=going), limit=1))

@@ -2,83 +2,64 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from loop_dagster.cli.output import AsJson, emit_json, err, out, progress
-from loop_dagster.errors import EXIT_FAILED, BadRequest
-from loop_dagster.models.child import progress_of
-from loop_dagster.opening import anything_due, fingerprint
-from loop_dagster.processes import PROJECT, Process, running, start_daemon, start_dagster, start_serving
-from loop_dagster.rules.states import step_of
-from loop_dagster.store.records import Attempt
-from loop_dagster.store.intake import waiting_files
-from loop_dagster.store.open import Store, open_store
-
-#: How often the registry is asked, in seconds.
-LOOK_EVERY_S = 1.0
-#: Nothing may have moved for this long before it counts as idle: two ticks of the slowest sensor.
-QUIET_S = 3.0
+from loop_dagster.cli.attempts import attempt_rows
+from loop_dagster.cli.context import opened
+from loop_dagster.cli.output import AsJson, emit_json, err, out
+from loop_dagster.cli.watching import until_idle
+from loop_dagster.errors import EXIT_FAILED
+from loop_dagster.processes import running, start_daemon, start_dagster, start_serving
 
 
-@dataclass(slots=True)
-class Watch:
-    """What one stay with the daemon saw."""
-
-    ended: list[Attempt] = field(default_factory=list)
-    states: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> list[Attempt]:
-        return [attempt for attempt in self.ended if attempt.state == "failed"]
-
-
-def until_idle(store: Store, daemon: Process, show: Callable[[Attempt], None] | None = None) -> Watch:
-    """Stay until no attempt moves and nothing is due; raises DaemonEnded when the daemon is gone.
-
-    `show` is called with each attempt on every look; an attempt that waits for a person does not keep this going.
-    """
-    watch = Watch()
-    looked_at: list[str] | None = None
-    quiet_since = time.monotonic()
-    while True:
-        daemon.check()
-        now = datetime.now(UTC)
-        if _note(store, watch, show):
-            quiet_since = time.monotonic()
-        busy = _moving(store, now)
-        if not busy and time.monotonic() - quiet_since >= QUIET_S:
-            marks = [mark for _pipeline, mark in fingerprint(store, now)]
-            if marks != looked_at and anything_due(store, now):
-                looked_at = None
-            elif not _runs_under_way(store):
-                return watch
-            else:
-                looked_at = marks
-        if busy:
-            quiet_since = time.monotonic()
-        time.sleep(LOOK_EVERY_S)
+def run(
+    stop_when_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when no attempt moves and nothing is due.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run Dagster's daemon with the loop's sensors; exit status 1 if an attempt failed meanwhile."""
+    store = opened()
+    daemon = start_daemon(store.settings)
+    if not as_json:
+        err.print(f"[dim]The daemon runs (process {daemon.pid}); its log is {daemon.log}.[/dim]")
+    with running(daemon):
+        if not stop_when_idle:
+            while True:
+                daemon.check()
+                time.sleep(1)
+        watch = until_idle(store, daemon, quiet=as_json)
+    ended = {attempt.run_id for attempt in watch.ended}
+    rows = [row for row in attempt_rows(store, None) if row["run_id"] in ended]
+    if as_json:
+        emit_json({"attempts": rows, "total": len(rows)})
+    else:
+        for row in rows:
+            out.print(f"{row['tag']} attempt {row['attempt']}: {row['outcome']}. {row['explanation']['headline']}")
+        out.print("Nothing moves and nothing is due.")
+    if watch.failed:
+        sys.exit(EXIT_FAILED)
 
 
-def _note(store: Store, watch: Watch, show: Callable[[Attempt], None] | None) -> bool:
-    """Record every change of state since the last look; True if there was one."""
-    changed = False
-    for attempt in store.attempts.recent():
-        known = watch.states.get(attempt.run_id)
-        first_look = not watch.states and known is None
-        if known is None or known[0] != attempt.state:
-            changed = True
-            watch.states[attempt.run_id] = (attempt.state, attempt.reason or "")
-            if attempt.finished_at is not None and not first_look and attempt.finished_at >= _STARTED:
-                watch.ended.append(attempt)
-        if show is not None and attempt.finished_at is None:
-            show(attempt)
-    return changed
-
-
-_STARTED = datetime.now(UTC)
+def dev() -> None:
+    """Start Dagster's UI, the daemon, the intake folder and serving together; Ctrl-C ends them all."""
+    store = opened()
+    settings = store.settings
+    settings.intake.mkdir(parents=True, exist_ok=True)
+    serving = start_serving(settings)
+    with running(serving):
+        dagster = start_dagster(settings)
+        with running(dagster):
+            out.print(f"Dagster's UI    http://127.0.0.1:{settings.webserver_port}")
+            out.print(f"Live versions   http://{settings.serve_host}:{settings.serve_port}/v1  (model loop-<tag>)")
+            out.print(f"Intake folder   {settings.intake}/<tag>/  (…/<tag>/good/ for answers that are good examples)")
+            out.print(f"Logs            {dagster.log.parent}")
+            out.print("Ctrl-C ends all of them.")
+            while True:
+                dagster.check()
+                serving.check()
+                time.sleep(1)

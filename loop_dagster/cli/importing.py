@@ -1,0 +1,71 @@
+"""`loop import`: a file of conversations into a pipeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loop_dagster.cli.context import now, opened
+from loop_dagster.cli.output import AsJson, emit_json, err, out, progress, table
+from loop_dagster.errors import EXIT_UNAVAILABLE, BadRequest
+from loop_dagster.store.importing import ImportResult
+from loop_dagster.store.intake import import_for_pipeline
+from loop_dagster.store.leases import this_process
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="JSONL, one conversation a line, or one JSON array.")],
+    pipeline: Annotated[str, typer.Option("--pipeline", help="Tag, id or name; its tag is put on every row.")],
+    default_feedback: Annotated[
+        str | None, typer.Option("--default-feedback", help="`good`: answered rows without a verdict are good examples.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="What the rows come from; the pipeline's tag if left out.")] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", help="A further tag for every row.")] = None,
+    import_id: Annotated[
+        str | None, typer.Option(help="Identity of this import; the digest of the file if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import a file. Importing it again adds nothing, so after an interruption just run it again."""
+    if not file.is_file():
+        raise BadRequest(f"There is no file {file}. Name a JSONL file or a JSON array.")
+    if default_feedback not in (None, "good"):
+        raise BadRequest(f"--default-feedback must be `good` or left out, got {default_feedback!r}.")
+    store = opened()
+    found = store.pipelines.get(pipeline)
+    with progress("Importing", quiet=as_json or not err.is_terminal) as update:
+        result = import_for_pipeline(
+            store,
+            file,
+            found,
+            holder=f"loop import ({this_process()})",
+            now=now(),
+            source=source,
+            labels=tuple(label or ()),
+            default_feedback=default_feedback,
+            import_id=import_id,
+            on_progress=update,
+        )
+    if as_json:
+        emit_json(result.as_dict())
+    else:
+        _print(result, found.tag)
+    if result.not_saved or result.verdicts_not_saved:
+        sys.exit(EXIT_UNAVAILABLE)
+
+
+def _print(result: ImportResult, tag: str) -> None:
+    out.print(
+        f"Imported {result.imported:,} samples into {tag}: {result.reviewed:,} with a verdict, "
+        f"{result.needs_review:,} wait for one, {result.waiting_for_answer:,} wait for an answer. "
+        f"{result.already_present:,} were there already, {result.refused:,} were refused."
+    )
+    if result.redacted:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.redacted.items()))
+        out.print(f"Replaced by markers before anything was stored: {kinds}.")
+    if result.refused_rows:
+        rows = [(row["line"], row["code"], row["sentence"]) for row in result.as_dict()["refused_rows"][:20]]
+        table(("Line", "Code", "Why"), rows, "Refused")
