@@ -124,7 +124,7 @@ _STEPS: Final[dict[TrainingRunState, Step]] = {
 
 
 def is_terminal(state: TrainingRunState) -> bool:
-    """Whether the attempt has ended; any other state holds the pipeline's next one (rules.md, When an attempt starts)."""
+    """Whether the attempt has ended; any other state holds the pipeline's next one (rules.md)."""
     return state in TERMINAL
 
 
