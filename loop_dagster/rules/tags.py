@@ -1,0 +1,125 @@
+"""Tags, parents and attributes of a sample: what may be one, and the tag that a pipeline's name makes.
+
+Belongs here: the rules of rules.md, Samples, about the words themselves and their number. Does not belong here: which
+samples a tag selects (selection.py), storing them.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from loop_dagster.errors import BadRequest
+
+MAX_LENGTH: Final = 63
+#: Tags and attributes that one sample carries at most.
+MAX_ON_SAMPLE: Final = 32
+#: Characters of an attribute's value.
+MAX_VALUE: Final = 500
+
+_TAG: Final = re.compile(r"[a-z0-9._-]{1,63}")
+_OWN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NEEDED: Final = f"1 to {MAX_LENGTH} lower-case letters, digits, '.', '_' or '-'"
+
+
+class BadTag(BadRequest):
+    """A word that cannot be a tag or an attribute; refused by name."""
+
+    code = "BAD_TAG"
+
+    def __init__(self, what: str, found: object, needed: str = _NEEDED) -> None:
+        shown = repr(found)
+        super().__init__(
+            f"{what} {shown[:80]} cannot be used: needed {needed}. Nothing was stored; send another word.",
+            what=what,
+        )
+
+
+class TooManyTags(BadRequest):
+    """More tags and attributes than one sample can carry."""
+
+    code = "TOO_MANY_TAGS"
+
+    def __init__(self, found: int) -> None:
+        super().__init__(
+            f"A sample carries at most {MAX_ON_SAMPLE} tags and attributes, found {found}. Nothing was stored; "
+            "send fewer.",
+            found=found,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Clean tags in the order given, without repetition, and attributes by key."""
+
+    tags: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tags) + len(self.attributes)
+
+
+def tag(value: object, *, what: str = "Tag") -> str:
+    """A tag, trimmed and lower-cased. Raises BadTag."""
+    if not isinstance(value, str):
+        raise BadTag(what, value)
+    word = value.strip().lower()
+    if not _TAG.fullmatch(word):
+        raise BadTag(what, value)
+    return word
+
+
+def own_tag(value: object) -> str:
+    """A pipeline's own tag: a tag that begins with a letter or digit. Raises BadTag."""
+    word = tag(value, what="A pipeline's own tag")
+    if not _OWN.fullmatch(word):
+        raise BadTag("A pipeline's own tag", value, f"{_NEEDED}, the first a letter or digit")
+    return word
+
+
+def parent(value: object) -> str | None:
+    """A parent as it came: null keeps the present one (None), `""` takes it out (""), else a tag. Raises BadTag."""
+    if value is None:
+        return None
+    if isinstance(value, str) and not value.strip():
+        return ""
+    return tag(value, what="Parent")
+
+
+def labels(
+    tags: Iterable[object] | None = None,
+    attributes: Mapping[str, object] | None = None,
+    *,
+    already: Iterable[str] = (),
+) -> Labels:
+    """Tags and attributes as they are stored. Raises BadTag or TooManyTags, naming the first that is wrong.
+
+    `already` are words that the sample carries (a pipeline's own tag, earlier labels): they count among the 32, once.
+    """
+    if isinstance(tags, str):
+        raise BadTag("`labels`", tags, "a list of tags")
+    words = tuple(dict.fromkeys(tag(value) for value in tags or ()))
+    pairs: dict[str, str] = {}
+    for name, value in (attributes or {}).items():
+        if not isinstance(value, str) or not value.strip() or len(value.strip()) > MAX_VALUE:
+            raise BadTag("The value of attribute", name, f"a text of 1 to {MAX_VALUE} characters as its value")
+        pairs[tag(name, what="Attribute")] = value.strip()
+    both = sorted(set(words) & set(pairs))
+    if both:
+        raise BadTag("Attribute", both[0], "a key that is not one of the tags beside it")
+    count = len({*already, *words, *pairs})
+    if count > MAX_ON_SAMPLE:
+        raise TooManyTags(count)
+    return Labels(words, tuple(pairs.items()))
+
+
+def slug(name: str) -> str:
+    """The tag of a pipeline's name: lower case, everything else than letters and digits as single dashes.
+
+    Accents are dropped (`Réponses` → `reponses`). A name without any letter or digit of the alphabet gives `pipeline`.
+    """
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii").lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_LENGTH].strip("-") or "pipeline"
