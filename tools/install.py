@@ -189,6 +189,7 @@ class Environment:
         quiet = [] if sys.stdout.isatty() else ["--quiet"]
         command = [str(self.python), "-m", "pip", "install", *quiet, "--log", str(self.log), "-c", str(CONSTRAINTS)]
         env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
+        env["PYTHONWARNINGS"] = "ignore"  # setuptools warns of every editable installation that it is one
         code = subprocess.run([*command, *arguments], env=env, check=False).returncode
         if code != 0:
             said = ""
