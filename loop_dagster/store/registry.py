@@ -16,7 +16,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -305,6 +305,13 @@ def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any
     """Insert one row; False, and nothing else happens, when one with the same unique key is there."""
     insert = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     return connection.execute(insert(table).values(**row).on_conflict_do_nothing()).rowcount == 1
+
+
+def insert_many_new(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that have the same columns; those whose unique key is there already are left as they are."""
+    insert = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    if rows:
+        connection.execute(insert(table).on_conflict_do_nothing(), [dict(row) for row in rows])
 
 
 def put_row(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> None:
