@@ -114,6 +114,9 @@ def test_a_transaction_is_applied_once_also_after_newer_ones(lake: Lake) -> None
     assert lake.append(LABELS, labels(["a"]), transaction=("drain", 1)) is None
     assert lake.append(LABELS, labels(["c"]), transaction=("other", 1)) is not None
     assert ids(lake) == ["a", "b", "c"]
+    assert lake.transaction(LABELS, "drain") == 2
+    assert lake.transaction(LABELS, "nobody") is None
+    assert lake.transaction(HOLDOUTS, "drain") is None
 
 
 def test_a_transaction_without_rows_counts_as_applied(lake: Lake) -> None:
