@@ -80,12 +80,12 @@ def newly_held(usable: pl.DataFrame, *, trained_prompts: pl.Series, places: int)
     return pl.Series("held", mask)
 
 
-def in_order(held: pl.DataFrame) -> pl.DataFrame:
-    """The held-back samples that an attempt is asked, at most 1,500, with `ordinal` from 0.
+def questions(held: pl.DataFrame) -> pl.DataFrame:
+    """The held-back samples that an attempt is asked, at most 1,500, with `ordinal` from 0 beside their columns.
 
-    `held` has `sample_id`, `held_by` (number of the attempt that held it back) and `rank`. Those held back longest come
-    first, so that later attempts mostly answer the same questions. One that is gone by the time of the comparison is
-    not replaced: the list is fixed here.
+    `held` has `sample_id`, `held_by` (number of the attempt that held it back, the present one's for the newly held)
+    and `rank`. Those held back longest come first, so that later attempts mostly answer the same questions. One that is
+    gone by the time of the comparison is not replaced: the list is fixed here.
     """
     ordered = held.sort("held_by", "rank", "sample_id").head(MAX_QUESTIONS)
     return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("ordinal"))

@@ -19,7 +19,7 @@ import polars as pl
 
 from loop_dagster.rules import feedback as verdicts
 from loop_dagster.rules.feedback import id_key
-from loop_dagster.rules.holdback import check_rows, first_rows, in_order, newly_held, ranks
+from loop_dagster.rules.holdback import check_rows, first_rows, newly_held, ranks
 from loop_dagster.rules.minimums import Minimum, held_size, minimum
 from loop_dagster.rules.pipelines import PipelineSettings
 
@@ -114,7 +114,7 @@ class History:
         return cls.of(held=pl.DataFrame(schema=HELD_SCHEMA), trained=pl.DataFrame(schema=TRAINED_SCHEMA))
 
     @classmethod
-    def of(cls, *, held: pl.DataFrame | pl.LazyFrame, trained: pl.DataFrame | pl.LazyFrame) -> History:
+    def of(cls, held: pl.DataFrame | pl.LazyFrame, trained: pl.DataFrame | pl.LazyFrame) -> History:
         """History from rows of all earlier attempts: what they held back, and what those with an adapter trained on.
 
         Frames have at least the columns of `HELD_SCHEMA` and `TRAINED_SCHEMA`.
@@ -424,17 +424,3 @@ def _summed(rows: pl.DataFrame, *, usable: int, scope: Scope, history: History) 
             picked=have_picked,
         ),
     )
-
-
-def questions(selection: Selection, *, attempt_no: int) -> pl.DataFrame:
-    """The held-back samples that attempt `attempt_no` is asked: `sample_id`, `ordinal`, `right_key`, `held_by`, `rank`.
-
-    `right_key` is null for a pick of the judge: it has no right answer and is rated on the rubric alone.
-    """
-    held = selection.rows.filter(pl.col("role") == "holdout").select(
-        "sample_id",
-        "rank",
-        pl.col("held_by").fill_null(attempt_no),
-        pl.when(pl.col("teaches") != "scored").then("right_key").alias("right_key"),
-    )
-    return in_order(held).select("sample_id", "ordinal", "right_key", "held_by", "rank")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loop_dagster.rules.holdback import check_rows, first_rows, in_order, ranks
+from loop_dagster.rules.holdback import check_rows, first_rows, questions, ranks
 
 keys = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50)
 MASK = 2**64 - 1
@@ -70,6 +70,6 @@ def test_twins_stay_together_in_the_checks() -> None:
     assert aside["prompt_key"].n_unique() == 10
 
 
-def test_questions_in_order() -> None:
+def test_questions_questions() -> None:
     held = pl.DataFrame({"sample_id": ["a", "b", "c", "d"], "held_by": [2, 1, 1, 1], "rank": [-9, 5, 5, -5]})
-    assert in_order(held)["sample_id"].to_list() == ["d", "b", "c", "a"]
+    assert questions(held)["sample_id"].to_list() == ["d", "b", "c", "a"]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from worlds import TAG, World, ids, key, reason
 
 from loop_dagster.rules import selection as rule
+from loop_dagster.rules.holdback import questions
 from loop_dagster.rules.minimums import held_size
-from loop_dagster.rules.selection import Reason, Selection, questions, select
+from loop_dagster.rules.selection import Reason, Selection, select
 from loop_dagster.tables import SELECTIONS
 
 
@@ -264,15 +265,6 @@ def test_reviewed_samples_are_held_back_before_picked_ones() -> None:
     assert ids(world.select(), "holdout") <= reviewed | more
 
 
-def test_questions_without_a_right_answer_are_rated_on_the_rubric_alone() -> None:
-    world = World()
-    picked = {world.add(f"picked {number}", verdict="scored") for number in range(50)}
-    world.add("reviewed", answer="R")
-    asked = questions(world.select(), attempt_no=1)
-    assert asked.height == 51
-    assert set(asked.filter(pl.col("right_key").is_null())["sample_id"]) == picked
-
-
 def test_twins_of_held_back_samples_are_left_out_and_never_count() -> None:
     world = world_of(1_100)
     first = world.run()
@@ -324,13 +316,18 @@ def test_a_fresh_line_trains_on_the_newest(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.left_out == {"beyond_newest": 100}
 
 
+def asked_of(selection: Selection, attempt_no: int) -> pl.DataFrame:
+    held = selection.rows.filter(pl.col("role") == "holdout")
+    return questions(held.with_columns(pl.col("held_by").fill_null(attempt_no)))
+
+
 def test_questions_are_those_held_back_longest_at_most_1500() -> None:
     world = world_of(8_000, holdout={"percent": 15})
     first = world.run()
     for number in range(8_000):
         world.add(f"later {number}")
     second = world.run()
-    asked = questions(second, attempt_no=2)
+    asked = asked_of(second, 2)
     assert (second.held, asked.height) == (2_400, 1_500)
     assert asked["ordinal"].to_list() == list(range(1_500))
     assert set(asked.filter(pl.col("held_by") == 1)["sample_id"]) == ids(first, "holdout")
@@ -339,7 +336,7 @@ def test_questions_are_those_held_back_longest_at_most_1500() -> None:
         (pl.col("reason") == "held_new") & ~pl.col("sample_id").is_in(later["sample_id"].implode())
     )
     assert later["rank"].max() < left["rank"].min()  # type: ignore[operator]
-    assert questions(first, attempt_no=1).height == 1_200
+    assert asked_of(first, 1).height == 1_200
 
 
 def test_the_rows_are_what_the_table_declares() -> None:
