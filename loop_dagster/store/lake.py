@@ -116,11 +116,6 @@ class Lake:
         handle = self._open(table)
         return None if handle is None else handle.transaction_version(application)
 
-    def transaction(self, table: Table, app: str) -> int | None:
-        """The highest number that `append` was given for this application id, None if there was none."""
-        handle = self._open(table)
-        return None if handle is None else handle.transaction_version(app)
-
     # writing
 
     def append(
