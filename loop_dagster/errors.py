@@ -433,3 +433,29 @@ class DiskFull(LoopError):
             free_bytes=free_bytes,
             needed_bytes=needed_bytes,
         )
+
+
+class ArtifactTorn(LoopError):
+    """Kept weights are not what they were when they were kept."""
+
+    code = "ARTIFACT_TORN"
+
+    def __init__(self, digest: str, where: str, found: str) -> None:
+        super().__init__(
+            f"The artifact {digest} at {where} is damaged: {found}. It is not used. Put the folder back from a copy, or "
+            "delete it and train again.",
+            artifact=digest,
+        )
+
+
+class AdapterLeaks(LoopError):
+    """With its adapters off, the engine no longer answers as the base does; nothing it says could be trusted."""
+
+    code = "ADAPTER_LEAKS"
+
+    def __init__(self, model: str, difference: float) -> None:
+        super().__init__(
+            f"With all adapters off, the engine's logits differ from those of the base {model!r} by up to {difference:.3g}; "
+            "needed are the same ones. Nothing was answered. Check the versions of peft and transformers.",
+            difference=difference,
+        )

@@ -114,8 +114,8 @@ class Pipelines:
     ) -> Pipeline:
         """Make a pipeline, its tag (a slug of the name) and switch on the source of that tag, which stamps it.
 
-        Raises BadRequest for a name without any letter or digit or over 80 characters; Refused with PIPELINE_NAME_TAKEN
-        (a deleted one's name counts) or OWN_TAG_TAKEN. `seed` is drawn unless given.
+        Raises BadRequest for a name that is empty or over 80 characters; Refused with PIPELINE_NAME_TAKEN or
+        OWN_TAG_TAKEN (deleted ones count). `seed` is drawn unless given.
         """
         now = now or datetime.now(UTC)
         with self.registry.write() as connection:
@@ -176,7 +176,7 @@ class Pipelines:
         wanted = PipelineSettings.from_json(rest)
         pin: dict[str, Any] = {"model_id": str(model), "model_digest": model_digest, "now": now}
         with self.registry.write() as connection:
-            found = self._named(connection, str(name))
+            found = self._named(connection, str(name), lock=True)
             if found is None:
                 self._create(connection, str(name), settings=wanted, enabled=enabled is not False, seed=None, **pin)
                 return "created"
@@ -371,11 +371,11 @@ class Pipelines:
         ordered = mine.order_by(pipelines.c.created_at, pipelines.c.pipeline_id)
         return [*connection.execute(ordered).mappings()]
 
-    def _named(self, connection: sa.Connection, name: str) -> Pipeline | None:
+    def _named(self, connection: sa.Connection, name: str, *, lock: bool = False) -> Pipeline | None:
         query = sa.select(pipelines).where(
             pipelines.c.workspace == self.registry.workspace, pipelines.c.name_key == name_key(name)
         )
-        row = connection.execute(query.with_for_update()).mappings().one_or_none()
+        row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
         return _pipeline(row) if row is not None else None
 
     def _find(self, connection: sa.Connection, ref: str, *, lock: bool = False, deleted: bool = False) -> Pipeline:
