@@ -6,6 +6,7 @@ not belong here: what a pipeline makes of the verdict (`selection.py`), reading 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -82,3 +83,27 @@ def deciding(feedback: pl.DataFrame) -> pl.DataFrame:
 def word(teaches: str | None) -> FeedbackWord:
     """The word of lists and conditions for a deciding verdict; the judge's picks are `unreviewed` like no feedback."""
     return WORDS.get(teaches or "", "unreviewed")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """On how many of `compared` samples the judge's newest score says what the newest feedback given here says."""
+
+    agreed: int
+    compared: int
+
+
+def agreement(feedback: pl.DataFrame) -> Agreement:
+    """How often the judge agrees with people, over samples that both have spoken about.
+
+    Only feedback given here counts, never an import's. At 0.8 or more the judge says good; a person says good with good
+    and the opposite with wrong, with or without a right answer. A gold answer says nothing about the model's answer.
+    """
+    rows = feedback.sort("created_at", "feedback_id", descending=True)
+    person = rows.filter(pl.col("origin") == "here").unique("sample_id", keep="first", maintain_order=True)
+    judge = rows.filter(pl.col("origin") == "judge").unique("sample_id", keep="first", maintain_order=True)
+    both = person.filter(pl.col("verdict") != "gold").join(
+        judge.select("sample_id", "score"), on="sample_id", suffix="_judge"
+    )
+    agrees = (pl.col("verdict") == "accepted") == (pl.col("score_judge").round(9) >= PICK_SCORE)
+    return Agreement(agreed=int(both.select(agrees.sum()).item() or 0), compared=both.height)

@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loop_dagster.rules.feedback import COLUMNS, deciding, word
+from loop_dagster.rules.feedback import COLUMNS, Agreement, agreement, deciding, word
 from loop_dagster.tables import FEEDBACK
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -63,6 +63,25 @@ def test_the_newest_score_of_the_judge_counts_from_0_8() -> None:
 
 def test_at_the_same_moment_the_higher_id_decides() -> None:
     assert decision(row(2, "s", "rejected", "here", 1), row(1, "s", "accepted", "here", 1))["teaches"] == "rejected"
+
+
+def test_agreement_counts_only_feedback_given_here() -> None:
+    said = frame(
+        row(1, "a", "accepted", "here", 1),
+        row(2, "a", "scored", "judge", 2, 0.8),  # both say good
+        row(3, "b", "accepted", "here", 1),
+        row(4, "b", "scored", "judge", 2, 0.79),  # they differ
+        row(5, "c", "edited", "here", 1),
+        row(6, "c", "scored", "judge", 2, 0.1),  # both say wrong
+        row(7, "d", "rejected", "import", 1),
+        row(8, "d", "scored", "judge", 2, 0.9),  # an import
+        row(9, "e", "gold", "here", 1),
+        row(10, "e", "scored", "judge", 2, 0.9),  # says nothing about the answer
+        row(11, "f", "accepted", "here", 1),  # no score
+        row(12, "c", "scored", "judge", 1, 1.0),  # an older score
+    )
+    assert agreement(said) == Agreement(agreed=2, compared=3)
+    assert agreement(said.clear()) == Agreement(agreed=0, compared=0)
 
 
 def test_words() -> None:
