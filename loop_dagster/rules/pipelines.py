@@ -7,7 +7,6 @@ name, model, own tag and revision (registry), and what "automatic" resolves to f
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
@@ -16,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from loop_dagster.errors import BadRequest, Refused, TrainingSettingOutOfRange
+from loop_dagster.rules.tags import MAX_ON_SAMPLE
+from loop_dagster.rules.tags import tag as clean_tag
 
 FeedbackWord = Literal["good", "corrected", "bad", "unreviewed"]
 Policy = Literal["holdout", "manual"]
@@ -35,9 +36,6 @@ TRAINING_RANGES: Final[Mapping[str, tuple[float, float, str]]] = {
 
 #: Settings that other systems have for the minimums; here they are fixed and every such field is refused by name.
 _MINIMUM_FIELDS: Final = ("min_samples", "min_rows", "min_new_samples", "new_samples", "first_version", "minimums")
-_TAG: Final = re.compile(r"[a-z0-9._-]{1,63}")
-#: Tags on one sample, a pipeline's own among them (rules.md, Samples).
-MAX_TAGS: Final = 32
 
 
 class _Part(BaseModel):
@@ -161,13 +159,6 @@ class Promotion(_Part):
         return given
 
 
-def _tag(value: str) -> str:
-    tag = value.strip().lower()
-    if not _TAG.fullmatch(tag):
-        raise ValueError(f"{value!r} cannot be a tag: 1 to 63 of a-z, 0-9, '.', '_' and '-'")
-    return tag
-
-
 class PipelineSettings(_Part):
     """Everything that a person sets on a pipeline beside its name and model, in the API's own nesting.
 
@@ -175,7 +166,7 @@ class PipelineSettings(_Part):
     `auto_scoring` lets the judge score unreviewed samples while the pipeline is short.
     """
 
-    tags: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_TAGS - 1)] = ()
+    tags: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_ON_SAMPLE - 1)] = ()
     conditions: Conditions = Conditions()
     holdout: Holdout = Holdout()
     training: TrainingSettings = TrainingSettings()
@@ -187,7 +178,7 @@ class PipelineSettings(_Part):
     @field_validator("tags")
     @classmethod
     def _tags_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(_tag(tag) for tag in tags))
+        return tuple(dict.fromkeys(clean_tag(tag, what="tags") for tag in tags))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | str) -> PipelineSettings:
