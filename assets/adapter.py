@@ -7,15 +7,16 @@ from typing import Any
 
 import dagster as dg
 import polars as pl
+from loop_dagster.models.serve import prepare
+from loop_dagster.models.train import TrainJob, TrainResult
 
 from assets.children import lease_ref, run_child
 from assets.metadata import definition_metadata, written
 from assets.steps import StepRun, attempt_step, utc_now
 from assets.training_set import GROUP, training_set
 from loop_dagster.errors import BaseChanged
-from loop_dagster.models.base import BaseModel, resolve
+from loop_dagster.models.base import BaseModel, resolve, verify
 from loop_dagster.models.report_pictures import as_markdown, training_curve_png
-from loop_dagster.models.train import TrainJob, TrainResult
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.recipe import Recipe, resolve_recipe
@@ -43,7 +44,7 @@ def adapter(
             job, recipe = _job(step, base)
             step.advance("job_creating", f"{recipe.sentence} This machine trains it.")
             step.advance("training", f"Training on {step.attempt.train_rows:,} samples.")
-            result = run_child(context, children, step, "train", job, TrainResult)
+            result = run_child(context, children, step, module="train", job=job, result=TrainResult)
             kept = _keep(step, base, recipe, result, Path(job.out_dir))
         step.advance(
             "checkpoint_ready",
@@ -63,17 +64,29 @@ def frozen_base(step: StepRun) -> BaseModel:
     return base
 
 
+def load_check(step: StepRun) -> None:
+    """Make sure that the attempt's adapter can be served before anything points at it.
+
+    Weights and base are verified byte for byte; a running serving process loads it now, beside what is live. Raises
+    what loading raised, and the live pointer then stays where it was.
+    """
+    attempt = step.attempt
+    assert attempt.base_digest is not None
+    assert attempt.adapter_digest is not None
+    step.store.artifacts.open(attempt.adapter_digest, verify=True)
+    verify(frozen_base(step).path, attempt.base_digest)
+    prepare(step.store.settings, base_digest=attempt.base_digest, adapters=[attempt.adapter_digest])
+
+
 def _kept_before(step: StepRun) -> dict[str, Any] | None:
     """What an earlier try of this attempt kept and wrote, if it came so far."""
-    mine = pl.col("attempt") == step.attempt.key
-    rows = step.store.lake.scan(ADAPTERS).filter(mine).collect().to_dicts()
+    rows = step.rows(ADAPTERS).to_dicts()
     return rows[0] if rows and step.store.artifacts.has(rows[0]["adapter_digest"]) else None
 
 
 def _job(step: StepRun, base: BaseModel) -> tuple[TrainJob, Recipe]:
     """Write the rows where the child reads them, and resolve the recipe from them."""
-    mine = pl.col("attempt") == step.attempt.key
-    rows = step.store.lake.scan(TRAINING_SETS).filter(mine).sort("ordinal").collect()
+    rows = step.rows(TRAINING_SETS).sort("ordinal")
     folder = step.work_folder("train")
     rows_path = folder / "rows.jsonl"
     columns = ["sample_id", "role", "messages", "tools", "right_answer"]
@@ -81,7 +94,8 @@ def _job(step: StepRun, base: BaseModel) -> tuple[TrainJob, Recipe]:
     recipe = resolve_recipe(
         PipelineSettings.from_json(step.attempt.frozen["settings"]).training,
         rows=rows.filter(pl.col("role") == "train").height,
-        mean_bytes=float(rows["messages"].str.len_bytes().mean() or 0) + float(rows["right_answer"].str.len_bytes().mean() or 0),
+        mean_bytes=float(rows["messages"].str.len_bytes().mean() or 0)
+        + float(rows["right_answer"].str.len_bytes().mean() or 0),
         family=base.family,
     )
     job = TrainJob(
@@ -102,9 +116,6 @@ def _keep(step: StepRun, base: BaseModel, recipe: Recipe, result: TrainResult, f
     """Keep the adapter under its digest, under a valid lease, then write its row."""
     digest = step.store.artifacts.keep(folder, still_mine=step.lease.verify)
     row = {
-        "attempt": step.attempt.key,
-        "pipeline_id": step.attempt.pipeline_id,
-        "attempt_no": step.attempt.attempt_no,
         "adapter_digest": digest,
         "base_digest": base.digest,
         "dtype": result.dtype,
@@ -117,13 +128,22 @@ def _keep(step: StepRun, base: BaseModel, recipe: Recipe, result: TrainResult, f
         "curve": json.dumps(result.curve),
         "created_at": utc_now(),
     }
-    step.store.lake.replace_attempt(ADAPTERS, step.attempt.key, ADAPTERS.frame([row]))
+    step.write(ADAPTERS, pl.DataFrame([row], schema_overrides=ADAPTERS.schema))
     return row
 
 
 def _said_of(step: StepRun, kept: dict[str, Any]) -> dict[str, Any]:
     picture = as_markdown(training_curve_png(json.loads(kept["curve"]), kept["kept_step"]), "training curve")
-    numbers = ("adapter_digest", "base_digest", "dtype", "planned_steps", "trained_steps", "kept_step", "tokens", "seconds")
+    numbers = (
+        "adapter_digest",
+        "base_digest",
+        "dtype",
+        "planned_steps",
+        "trained_steps",
+        "kept_step",
+        "tokens",
+        "seconds",
+    )
     return {
         **written(ADAPTERS, rows=1, version=step.store.lake.version(ADAPTERS)),
         **{name: kept[name] for name in numbers},

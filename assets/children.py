@@ -25,6 +25,7 @@ def run_child(
     context: dg.AssetExecutionContext,
     children: dg.PipesSubprocessClient,
     step: StepRun,
+    *,
     module: Literal["train", "answer", "lengths"],
     job: Any,
     result: type[R],

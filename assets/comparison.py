@@ -11,14 +11,19 @@ from assets.children import lease_ref, run_child
 from assets.metadata import definition_metadata, records_table, written
 from assets.steps import StepRun, attempt_step, utc_now
 from assets.training_set import Results, holdout
-from loop_dagster.models.answer import AnswerJob, AnswerResult
+from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
 from loop_dagster.models.judge import Case, judge_answers, open_judge
 from loop_dagster.models.report_pictures import as_markdown, scores_png
 from loop_dagster.partitions import ATTEMPTS
-from loop_dagster.rules.decision import decide, too_few_left
+from loop_dagster.rules.decision import Decision, decide, too_few_left
+from loop_dagster.settings import Settings
 from loop_dagster.store.asking import questions_left
-from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, Table
+from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS
+from loop_dagster.tables.base import ATTEMPT_COLUMNS
 from resources import StoreResource
+
+#: Conversations of up to this many tokens are asked, or of the model's own limit (rules.md, How it is tested).
+MOST_ANSWERED_TOKENS = 32_768
 
 GROUP = "comparison"
 
@@ -50,8 +55,13 @@ def answers(context: dg.AssetExecutionContext, store: StoreResource, children: d
         else:
             step.advance("candidate_running", f"Both models answer {left.height:,} held-back samples.")
             frame = _answered(context, children, step, left)
-        version = _write(step, ANSWERS, frame)
-        ends = dict(frame.group_by("side", "finish").len().select(pl.concat_str("side", "finish", separator="_"), "len").iter_rows())
+        version = step.write(ANSWERS, frame)
+        ends = dict(
+            frame.group_by("side", "finish")
+            .len()
+            .select(pl.concat_str("side", "finish", separator="_"), "len")
+            .iter_rows()
+        )
         yield dg.MaterializeResult(
             metadata={
                 **written(ANSWERS, rows=frame.height, version=version),
@@ -73,11 +83,13 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
     """Ask the judge four times per sample: rate each answer, prefer one in both orders, never told which is live."""
     with attempt_step(context, store.open(), "comparison") as step:
         assert step is not None
-        given = _rows(step, ANSWERS)
-        judge = open_judge(step.store.settings)
+        given = step.rows(ANSWERS)
+        judge = open_judge(frozen_judge(step))
         step.advance("candidate_running", "Both models answered.")
         step.advance("evaluating", f"The judge {judge.name} rates {given.height // 2:,} pairs of answers.")
-        asked = _rows(step, QUESTIONS).join(given.select("sample_id").unique(), on="sample_id", how="semi").sort("ordinal")
+        asked = (
+            step.rows(QUESTIONS).join(given.select("sample_id").unique(), on="sample_id", how="semi").sort("ordinal")
+        )
         judged = judge_answers(
             judge,
             [Case.from_row(row) for row in asked.iter_rows(named=True)],
@@ -85,8 +97,8 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
             may_go_on=lambda: not step.lost(),
             journal=step.work_folder("judge") / "judgements.jsonl",
         )
-        version = _write(step, JUDGEMENTS, judged.frame)
-        step.note_counts(not_reached=judged.not_reached)
+        version = step.write(JUDGEMENTS, judged.frame)
+        step.note_counts(judge=judge.name, judge_ended=judged.ended, not_reached=judged.not_reached)
         return dg.MaterializeResult(
             metadata={
                 **written(JUDGEMENTS, rows=judged.frame.height, version=version),
@@ -105,17 +117,19 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
     description=REPORTS.meaning,
     metadata=definition_metadata(REPORTS),
     check_specs=[
-        dg.AssetCheckSpec("better", asset="report", description="Every bar is met. A missed one is a warning, not an error.")
+        dg.AssetCheckSpec(
+            "better", asset="report", description="Every bar is met. A missed one is a warning, not an error."
+        )
     ],
 )
 def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
     """Decide by the bars from the stored judgements alone and keep every bar with what it needed and got."""
     with attempt_step(context, store.open(), "comparison", ends=True) as step:
         assert step is not None
-        judged = _rows(step, JUDGEMENTS)
-        decision = decide(judged, gone=step.attempt.counts.get("gone", 0))
-        row = _report_row(step, decision.as_row())
-        version = _write(step, REPORTS, REPORTS.frame([row]))
+        judged = step.rows(JUDGEMENTS)
+        decision = decided(step)
+        row = _report_row(step, decision)
+        version = step.write(REPORTS, pl.DataFrame([row], schema_overrides=REPORTS.schema))
         step.advance("evaluating", "The judge has rated.")
         step.advance("reported", decision.sentence, verdict=decision.verdict, report=decision.summary())
         pictures = {"scores": dg.MetadataValue.md(as_markdown(scores_png(judged), "scores"))} if judged.height else {}
@@ -135,3 +149,66 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             severity=dg.AssetCheckSeverity.WARN,
             metadata={"verdict": decision.verdict, "missed_bar": decision.missed_bar or "none"},
         )
+
+
+def frozen_judge(step: StepRun) -> Settings:
+    """The installation's settings with the judge that the attempt froze when it opened."""
+    frozen = step.attempt.frozen
+    return step.store.settings.model_copy(update={"judge": frozen["judge"], "judge_model": frozen["judge_model"]})
+
+
+def decided(step: StepRun) -> Decision:
+    """The decision from the stored judgements; whoever applies it derives it anew here."""
+    counts = step.attempt.counts
+    return decide(
+        step.rows(JUDGEMENTS),
+        gone=counts.get("gone", 0),
+        answers=step.rows(ANSWERS),
+        ended_early=counts.get("judge_ended"),
+        also=["judge_labelled_training_rows"] if counts.get("picked") else [],
+    )
+
+
+def _answered(
+    context: dg.AssetExecutionContext, children: dg.PipesSubprocessClient, step: StepRun, left: pl.DataFrame
+) -> pl.DataFrame:
+    """Let a child answer; rows of `answers`."""
+    folder = step.work_folder("answer")
+    questions, out = folder / "questions.jsonl", folder / "answers.jsonl"
+    lines = (json.dumps(row, ensure_ascii=False) for row in left.select("sample_id", "messages", "tools").to_dicts())
+    questions.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    base = frozen_base(step)
+    live = step.store.versions.live(step.pipeline.tag)
+    assert step.attempt.adapter_digest is not None
+    job = AnswerJob(
+        work_dir=str(folder),
+        base_path=str(base.path),
+        base_digest=base.digest,
+        candidate=(_adapter_ref(step, step.attempt.adapter_digest, base.digest),),
+        incumbent=tuple(_adapter_ref(step, digest, live.base_digest) for digest in live.adapters) if live else (),
+        questions=str(questions),
+        out=str(out),
+        max_new_tokens=step.attempt.frozen["max_answer_tokens"],
+        max_length=MOST_ANSWERED_TOKENS,
+        lease=lease_ref(step),
+    )
+    run_child(context, children, step, module="answer", job=job, result=AnswerResult)
+    own = {column.name for column in ATTEMPT_COLUMNS}
+    return pl.read_ndjson(out, schema={name: dtype for name, dtype in ANSWERS.schema.items() if name not in own})
+
+
+def _adapter_ref(step: StepRun, digest: str, base_digest: str) -> AdapterRef:
+    return AdapterRef(path=str(step.store.artifacts.open(digest)), digest=digest, base_digest=base_digest)
+
+
+def _report_row(step: StepRun, decision: Decision) -> dict[str, Any]:
+    row = decision.as_row()
+    return {
+        **row,
+        "bars": json.dumps(row["bars"], ensure_ascii=False),
+        "warnings": json.dumps(row["warnings"]),
+        "judge": step.attempt.counts.get("judge", step.attempt.frozen["judge"]),
+        "compared_with": step.attempt.compared_with,
+        "compared_with_version": step.attempt.compared_with_version,
+        "created_at": utc_now(),
+    }

@@ -33,7 +33,11 @@ def definition_metadata(table: Table) -> dict[str, Any]:
 
 def written(table: Table, *, rows: int, version: int | None) -> dict[str, Any]:
     """Metadata of one materialisation: rows written and the Delta version that holds them."""
-    return {"dagster/row_count": rows, "delta_table": table.name, "delta_version": version if version is not None else -1}
+    return {
+        "dagster/row_count": rows,
+        "delta_table": table.name,
+        "delta_version": version if version is not None else -1,
+    }
 
 
 def records_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import polars as pl
 
 from loop_dagster.errors import LeaseLost, LoopError
 from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.states import Step, TrainingRunState, reached, step_of
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.leases import TTL_S, HeldLease
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.records import Attempt
+from loop_dagster.tables import Table
 
 #: Tags of the runs of an attempt, also how a person finds them in the UI.
 ATTEMPT_TAG = "loop/attempt"
@@ -47,20 +49,43 @@ class StepRun:
             fresh = self.store.attempts.note(self.attempt.run_id, **fields)
         self.attempt = fresh
 
+    def note_counts(self, **counts: Any) -> None:
+        """Add to what the attempt counts (samples gone, judge's calls …)."""
+        self.lease.check()
+        self.attempt = self.store.attempts.note(self.attempt.run_id, counts={**self.attempt.counts, **counts})
+
+    def rows(self, table: Table) -> pl.DataFrame:
+        """This attempt's rows of a table that is written per attempt."""
+        return self.store.lake.scan(table).filter(pl.col("attempt") == self.attempt.key).collect()
+
+    def write(self, table: Table, frame: pl.DataFrame) -> int:
+        """Make `frame` (with or without the attempt's own columns) this attempt's only rows; returns the Delta version.
+
+        What an earlier try wrote is replaced; nothing is written without a valid lease.
+        """
+        mine = {
+            "attempt": pl.lit(self.attempt.key),
+            "pipeline_id": pl.lit(self.attempt.pipeline_id),
+            "attempt_no": pl.lit(self.attempt.attempt_no, dtype=pl.Int64),
+        }
+        self.lease.check()
+        return self.store.lake.replace_attempt(
+            table, self.attempt.key, frame.with_columns(**mine).select(list(table.schema))
+        )
+
+    def lost(self) -> bool:
+        """Whether the lease is lost: for loops that must end early rather than raise."""
+        try:
+            self.lease.check()
+        except LeaseLost:
+            return True
+        return False
+
     def work_folder(self, name: str) -> Path:
         """Private folder of one step of this attempt; what an earlier try left there is gone on with."""
         folder = self.store.settings.work / self.attempt.run_id / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-    def lease_for_child(self) -> dict[str, str]:
-        """What a child process needs to beat this lease and to notice that it is lost."""
-        return {
-            "registry_url": self.store.settings.registry,
-            "workspace": self.store.settings.workspace,
-            "name": self.lease.name,
-            "token": self.lease.token,
-        }
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import dagster as dg
 import polars as pl
 
-from assets.intake import intake
 from assets.lengths import count_long_rows
 from assets.metadata import definition_metadata, records_table, written
 from assets.steps import StepRun, attempt_step, utc_now
@@ -20,7 +19,7 @@ from loop_dagster.rules.holdback import questions
 from loop_dagster.rules.selection import LEFT_OUT, TAKEN
 from loop_dagster.store.intake import drain
 from loop_dagster.store.selecting import measure
-from loop_dagster.tables import HOLDOUTS, QUESTIONS, SELECTIONS, TRAINING_SETS, Table
+from loop_dagster.tables import HOLDOUTS, QUESTIONS, SELECTIONS, TRAINING_SETS
 from resources import StoreResource
 
 GROUP = "training"
@@ -35,14 +34,12 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
     description=SELECTIONS.meaning,
     metadata=definition_metadata(SELECTIONS),
 )
-def selection(
-    context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient
-) -> Results:
+def selection(context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient) -> Results:
     """Drain what waits, then freeze what the attempt takes of every selected sample and why."""
     with attempt_step(context, store.open(), "training", opens=True) as step:
         if step is None:
             return
-        rows = _frozen_before(step)
+        rows = step.rows(SELECTIONS)
         if rows.is_empty():
             drain(step.store, holder=f"run {context.run.run_id}")
             count_long_rows(context, children, step)
@@ -70,13 +67,13 @@ def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Mater
     """Keep what this attempt is the first to hold back, and copy the questions that it is judged on."""
     with attempt_step(context, store.open(), "training") as step:
         assert step is not None
-        rows = _frozen_before(step).filter(pl.col("role") == "holdout")
+        rows = step.rows(SELECTIONS).filter(pl.col("role") == "holdout")
         fresh = rows.filter(pl.col("reason") == "held_new")
-        step.store.lake.replace_attempt(HOLDOUTS, step.attempt.key, fresh.select(list(HOLDOUTS.schema)))
+        step.write(HOLDOUTS, fresh)
         asked = questions(rows.with_columns(pl.col("held_by").fill_null(step.attempt.attempt_no)))
         # A pick of the judge has no right answer of a person: it is rated on the rubric alone.
         lessons = asked.with_columns(right_key=pl.when(pl.col("reviewed")).then("right_key"))
-        version = _copy(step, QUESTIONS, step.store.samples.lesson_texts(lessons))
+        version = step.write(QUESTIONS, step.store.samples.lesson_texts(lessons))
         return dg.MaterializeResult(
             metadata={
                 **written(QUESTIONS, rows=asked.height, version=version),
@@ -105,10 +102,10 @@ def training_set(context: dg.AssetExecutionContext, store: StoreResource) -> Res
     """Copy the rows that the attempt trains on, oldest sample first."""
     with attempt_step(context, store.open(), "training") as step:
         assert step is not None
-        rows = _frozen_before(step)
+        rows = step.rows(SELECTIONS)
         train = rows.filter(pl.col("role").is_in(["train", "check"])).sort("sample_id")
         texts = step.store.samples.lesson_texts(train).with_row_index("ordinal").cast({"ordinal": pl.Int64})
-        version = _copy(step, TRAINING_SETS, texts)
+        version = step.write(TRAINING_SETS, texts)
         step.advance("dataset_validating", f"Copied {texts.height:,} rows; the set is checked.")
         shared = texts.join(rows.filter(pl.col("role") == "holdout"), on="prompt_key", how="semi").height
         yield dg.MaterializeResult(
@@ -121,37 +118,15 @@ def training_set(context: dg.AssetExecutionContext, store: StoreResource) -> Res
         yield dg.AssetCheckResult(passed=shared == 0, check_name="apart_from_holdout", metadata={"shared": shared})
 
 
-def _frozen_before(step: StepRun) -> pl.DataFrame:
-    """The frozen selection; no row before it is frozen."""
-    return step.store.lake.scan(SELECTIONS).filter(pl.col("attempt") == step.attempt.key).collect()
-
-
 def _freeze(step: StepRun) -> pl.DataFrame:
     """Select once with the settings that the attempt froze, write it, and return what was written."""
     pipeline = frozen_pipeline(step.pipeline, step.attempt)
-    length = frozen_length(step.store, step.attempt)
+    length = frozen_length(step.attempt)
     selected = measure(step.store, pipeline, length, utc_now(), before=step.attempt.attempt_no).selection
     if not selected.ready:
         raise NotEnoughSamples(pipeline.tag, selected.minimum.have, selected.minimum.needed, selected.message)
-    frame = selected.rows.with_columns(
-        attempt=pl.lit(step.attempt.key),
-        pipeline_id=pl.lit(step.attempt.pipeline_id),
-        attempt_no=pl.lit(step.attempt.attempt_no, dtype=pl.Int64),
-    ).select(list(SELECTIONS.schema))
-    step.lease.check()
-    step.store.lake.replace_attempt(SELECTIONS, step.attempt.key, frame)
-    return frame
-
-
-def _copy(step: StepRun, table: Table, rows: pl.DataFrame) -> int:
-    """Write the rows of this attempt, replacing those of an earlier try; returns the Delta version."""
-    frame = rows.with_columns(
-        attempt=pl.lit(step.attempt.key),
-        pipeline_id=pl.lit(step.attempt.pipeline_id),
-        attempt_no=pl.lit(step.attempt.attempt_no, dtype=pl.Int64),
-    ).select(list(table.schema))
-    step.lease.check()
-    return step.store.lake.replace_attempt(table, step.attempt.key, frame)
+    step.write(SELECTIONS, selected.rows)
+    return step.rows(SELECTIONS)
 
 
 def _picked(rows: pl.DataFrame) -> int:
@@ -167,6 +142,3 @@ def _said_of(rows: pl.DataFrame, counts: dict[str, int], step: StepRun) -> dict[
     ]
     version = step.store.lake.version(SELECTIONS)
     return {**written(SELECTIONS, rows=rows.height, version=version), "reasons": records_table(table)}
-
-
-__all__ = ["holdout", "intake", "selection", "training_set"]

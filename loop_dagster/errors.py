@@ -91,7 +91,7 @@ class TrainingSettingOutOfRange(LoopError):
 
     def __init__(self, field: str, allowed: str, got: object) -> None:
         super().__init__(
-            f"training.{field} must be {allowed}, got {got!r}. Nothing was saved; leave it out for the automatic value.",
+            f"training.{field} must be {allowed}, got {got!r}. Nothing was saved; left out, it is automatic.",
             field=field,
             allowed=allowed,
         )
@@ -182,13 +182,13 @@ class LakeConflict(LoopError):
 
 
 class JudgeUnreadable(LoopError):
-    """The judge answered in a form that holds no rating or preference; it is asked once more (rules.md, How it is tested)."""
+    """The judge answered in a form that holds no rating or preference; it is asked once more."""
 
     code = "JUDGE_UNREADABLE"
 
     def __init__(self, judge: str, asked: Literal["ratings", "preference"], found: str) -> None:
         super().__init__(
-            f"The judge {judge} was asked for a {'rating per dimension' if asked == 'ratings' else 'preference'} and {found}. "
+            f"The judge {judge} was asked for {'ratings' if asked == 'ratings' else 'a preference'} and {found}. "
             "It is asked once more; then the sample counts as failed.",
             judge=judge,
             asked=asked,
@@ -236,7 +236,7 @@ class JudgeRefused(LoopError):
             "credit": "has no credit left for the key",
         }[reason]
         super().__init__(
-            f"The judge {judge} at {where} answered {status}: it {what}. Nothing more is asked; set it right and test again.",
+            f"The judge {judge} at {where} answered {status}: it {what}. mend it, then test again.",
             judge=judge,
             status=status,
             reason=reason,
@@ -442,7 +442,7 @@ class ArtifactTorn(LoopError):
 
     def __init__(self, digest: str, where: str, found: str) -> None:
         super().__init__(
-            f"The artifact {digest} at {where} is damaged: {found}. It is not used. Put the folder back from a copy, or "
+            f"The artifact {digest} at {where} is damaged: {found}. It is not used. Restore the folder, or "
             "delete it and train again.",
             artifact=digest,
         )
@@ -455,7 +455,7 @@ class AdapterLeaks(LoopError):
 
     def __init__(self, model: str, difference: float) -> None:
         super().__init__(
-            f"With all adapters off, the engine's logits differ from those of the base {model!r} by up to {difference:.3g}; "
+            f"With all adapters off, the engine's logits differ from the base {model!r}'s by up to {difference:.3g}; "
             "needed are the same ones. Nothing was answered. Check the versions of peft and transformers.",
             difference=difference,
         )

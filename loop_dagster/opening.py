@@ -13,18 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from loop_dagster.errors import BaseChanged, NotEnoughSamples, Refused
+import polars as pl
+
+from loop_dagster.errors import BaseChanged, Refused
 from loop_dagster.models.base import BaseModel, resolve
 from loop_dagster.models.lengths import safe_bytes
 from loop_dagster.models.template import template_digest
 from loop_dagster.rules.pipelines import PipelineSettings
-from loop_dagster.rules.schedule import due_at
+from loop_dagster.rules.samples_state import sample_state
+from loop_dagster.rules.schedule import ActiveAttempt, check_train_now, due_at
 from loop_dagster.rules.states import Trigger
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
-from loop_dagster.store.selecting import Length, Measured, counted_rows, measure
+from loop_dagster.store.records import Attempt
+from loop_dagster.store.selecting import Length, Measured, counted_rows, history_of, measure
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Readiness:
 
 
 def base_of(store: Store, pipeline: Pipeline) -> BaseModel:
-    """The pipeline's base model, exactly as pinned when it was saved. Raises BaseChanged when the folder changed since."""
+    """The pipeline's base model, as pinned when it was saved. Raises BaseChanged when the folder changed since."""
     base = resolve(pipeline.model_id, store.settings.models_dir)
     if pipeline.model_digest is not None and base.digest != pipeline.model_digest:
         raise BaseChanged(pipeline.model_id, pipeline.model_digest, base.digest)
@@ -153,30 +156,22 @@ def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> 
     Raises Refused in the order of rules.md, or NotEnoughSamples.
     """
     now = now or datetime.now(UTC)
-    attempts = store.attempts.list(pipeline.pipeline_id)
-    if not pipeline.enabled:
-        raise Refused("RULE_PAUSED", f"Pipeline {pipeline.tag} is paused: `loop pipelines resume {pipeline.tag}` first.")
-    if attempts and not attempts[-1].ended:
-        running = attempts[-1]
-        raise Refused(
-            "RUN_ACTIVE",
-            f"Attempt {running.attempt_no} of {pipeline.tag} is {running.state}; a pipeline runs one attempt at a time.",
-            run_id=running.run_id,
-        )
-    if _limit_reached(store, pipeline):
-        raise Refused(
-            "VERSION_LIMIT_REACHED",
-            f"Pipeline {pipeline.tag} has made its {pipeline.settings.max_versions} versions: raise or remove the limit.",
-        )
+    newest = store.attempts.list(pipeline.pipeline_id)[-1:]
+    active = [ActiveAttempt(one.attempt_no, one.run_id, one.state) for one in newest if not one.ended]
+    check_train_now(
+        pipeline.tag,
+        enabled=pipeline.enabled,
+        active=active[0] if active else None,
+        versions=len(store.versions.list(pipeline.pipeline_id)),
+        max_versions=pipeline.settings.max_versions,
+        minimum=readiness(store, pipeline, now).measured.selection.minimum if pipeline.enabled and not active else None,
+    )
     chosen = store.pipelines.want_training(pipeline.pipeline_id)
     found = look(store, chosen, now)
     if isinstance(found, Opened):
         return found.attempt
     store.pipelines.want_training(pipeline.pipeline_id, wanted=False)
-    minimum = readiness(store, pipeline, now).measured.selection.minimum
-    if not minimum.ready:
-        raise NotEnoughSamples(pipeline.tag, minimum.have, minimum.needed, minimum.message)
-    raise Refused("RUN_ACTIVE", f"Another attempt of {pipeline.tag} was opened at the same moment.")
+    raise Refused("RUN_ACTIVE", f"No attempt of {pipeline.tag} was opened. {found.sentence}")
 
 
 def anything_due(store: Store, now: datetime) -> bool:
@@ -189,6 +184,57 @@ def anything_due(store: Store, now: datetime) -> bool:
         if ready.due_at is not None and ready.due_at <= now:
             return True
     return False
+
+
+def states_of(store: Store, pipeline: Pipeline, now: datetime) -> pl.DataFrame:
+    """State of every sample that the pipeline selects: `sample_id`, `state`, `attempt_no`, `version_no`, `reason`."""
+    rows = readiness(store, pipeline, now).measured.selection.rows
+    pair = ["sample_id", "right_key"]
+    trained = history_of(store, pipeline).trained
+    by_pair = trained.group_by(pair).agg(pl.col("attempt_no").unique().sort().alias("trained_by"))
+    other = trained.select("sample_id").unique().with_columns(before=pl.lit(True))
+    known = rows.join(by_pair, on=pair, how="left", nulls_equal=True).join(other, on="sample_id", how="left")
+    # Few different situations stand for any number of samples, so each sentence is made once.
+    situation = ["reason", "held_by", "trained_by", "before"]
+    versions = {
+        store.attempts.get(version.run_id).attempt_no: version.version_no
+        for version in store.versions.list(pipeline.pipeline_id)
+        if version.rolled_back_at is None
+    }
+    states = [
+        {
+            **row,
+            **sample_state(
+                reason=row["reason"],
+                held_by=row["held_by"],
+                trained_by=row["trained_by"] or [],
+                trained_before_correction=bool(row["before"]) and not row["trained_by"],
+                versions=versions,
+            ).as_dict(),
+            "code": row["reason"],
+        }
+        for row in known.select(situation).unique().iter_rows(named=True)
+    ]
+    found = pl.DataFrame(
+        [
+            {key: state[key] for key in (*situation[1:], "code", "state", "attempt_no", "version_no", "reason")}
+            for state in states
+        ],
+        schema={
+            **{name: known.schema[name] for name in situation[1:]},
+            "code": pl.String,
+            "state": pl.String,
+            "attempt_no": pl.Int64,
+            "version_no": pl.Int64,
+            "reason": pl.String,
+        },
+    )
+    on = [*situation[1:], "code"]
+    return (
+        known.rename({"reason": "code"})
+        .join(found, on=on, how="left", nulls_equal=True)
+        .select("sample_id", "state", "attempt_no", "version_no", "reason")
+    )
 
 
 def _limit_reached(store: Store, pipeline: Pipeline) -> bool:

@@ -33,6 +33,6 @@ class AttemptKey:
         found = _KEY.match(text)
         if found is None:
             raise BadRequest(
-                f"{text!r} is no attempt: needed `<pipeline id>/<number, four digits>`, as in support-replies-3f2a/0007."
+                f"{text!r} is no attempt: needed `<pipeline id>/<number>`, as in support-replies-3f2a/0007."
             )
         return cls(found["pipeline"], int(found["number"]))

@@ -14,9 +14,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 
 class Settings(BaseSettings):
-    """Settings of one installation. Every field can be set as `LOOP_<FIELD>`; the environment wins over the file.
+    """Settings of one installation. Every field can be set as `LOOP_<FIELD>`, which wins over the file.
 
-    `home` holds everything of an installation unless `registry_url`, `lake_url` or `dagster_postgres_url` say otherwise.
+    `home` holds everything of an installation that `registry_url`, `lake_url` and `dagster_postgres_url` do not move.
     """
 
     model_config = SettingsConfigDict(env_prefix="LOOP_", extra="forbid", validate_default=True)
@@ -26,7 +26,9 @@ class Settings(BaseSettings):
     registry_url: str | None = Field(default=None, description="SQLAlchemy URL; SQLite under home when unset")
     lake_url: str | None = Field(default=None, description="folder, s3://, gs:// or az://; under home when unset")
     dagster_postgres_url: SecretStr | None = Field(default=None, description="Dagster's own storage; SQLite when unset")
-    intake_dir: Path | None = Field(default=None, description="folder watched for files to import; home/intake when unset")
+    intake_dir: Path | None = Field(
+        default=None, description="folder watched for files to import; home/intake when unset"
+    )
 
     judge: str = Field(
         default="reference", description="`reference` (embedded), `openai` (any compatible server) or `module:factory`"

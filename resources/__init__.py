@@ -13,7 +13,7 @@ from loop_dagster.store.open import Store, open_store
 
 
 class StoreResource(dg.ConfigurableResource):  # type: ignore[type-arg]  # hands out a Store, holds no value itself
-    """The installation's stores. `home` overrides LOOP_HOME; every other setting comes from the environment and settings.yaml."""
+    """The installation's stores. `home` overrides LOOP_HOME; other settings come from the environment and the home."""
 
     home: str | None = None
 

@@ -4,10 +4,10 @@ import json
 from datetime import UTC, datetime
 
 import dagster as dg
+from loop_dagster.store.opening import Opened, fingerprint, look
 
 from loop_dagster.jobs import training_job
 from loop_dagster.partitions import ATTEMPTS, AttemptKey
-from loop_dagster.store.opening import Opened, fingerprint, look
 from resources import StoreResource
 from sensors.requests import request
 
@@ -37,7 +37,9 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     opened = [found.attempt for found in looks if isinstance(found, Opened)]
     requests = [request(attempt, "training", attempt.try_no) for attempt in opened]
     keys = [str(AttemptKey(attempt.pipeline_id, attempt.attempt_no)) for attempt in opened]
-    reason = " ".join(f"{found.pipeline}: {found.sentence}" for found in looks) or "Nothing changed since the last look."
+    reason = (
+        " ".join(f"{found.pipeline}: {found.sentence}" for found in looks) or "Nothing changed since the last look."
+    )
     return dg.SensorResult(
         run_requests=requests,
         dynamic_partitions_requests=[ATTEMPTS.build_add_request(keys)] if keys else [],

@@ -9,8 +9,8 @@ from loop_dagster.jobs import STEP_JOBS
 from loop_dagster.partitions import ATTEMPTS, AttemptKey
 from loop_dagster.rules.progress import Evidence, RunStatus, next_action
 from loop_dagster.rules.states import step_of
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.open import Store
+from loop_dagster.store.records import Attempt
 from resources import StoreResource
 from sensors.requests import request
 
@@ -38,8 +38,8 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
         if action == "request":
             requests.append(request(attempt, step, attempt.try_no))
         elif action == "try_again":
-            attempt = stores.attempts.next_try(attempt.run_id, expect_try=attempt.try_no, now=now)
-            requests.append(request(attempt, step, attempt.try_no))
+            fresh = stores.attempts.next_try(attempt.run_id, expect_try=attempt.try_no, now=now)
+            requests.append(request(fresh, step, fresh.try_no))
         elif action == "give_up":
             stores.attempts.fail(
                 attempt.run_id,

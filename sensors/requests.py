@@ -1,4 +1,4 @@
-"""How a run of an attempt is asked for: one function, so that every sensor that asks for a step asks for the same run."""
+"""How a run of an attempt is asked for: one function, so that every sensor asks for the same run of a step."""
 
 import dagster as dg
 

@@ -11,8 +11,8 @@ import typer
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out, table
 from loop_dagster.opening import train_now
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.open import Store
+from loop_dagster.store.records import Attempt
 from loop_dagster.tables import REPORTS
 from loop_dagster.wire import attempt_row, timestamp
 

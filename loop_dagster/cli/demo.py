@@ -120,7 +120,7 @@ def _tell(store: Store, pipeline: Pipeline, answers: list[dict[str, Any]], secon
         out.print(f"[bold]{pipeline.live_name} answers with {version}.[/bold] It took {seconds / 60:.1f} minutes.")
     out.print(
         "\nWhere to look next\n"
-        f"  loop ask {pipeline.tag} \"a question of yours\"   ask the live version\n"
+        f'  loop ask {pipeline.tag} "a question of yours"   ask the live version\n'
         f"  loop attempts show {attempt.key}   its timeline and bars\n"
         "  make dev                          Dagster's UI: lineage, curve and scores of each attempt\n"
         "  docs/first-own-model.md           your own file, model and judge",

@@ -69,7 +69,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     fits = sys.version_info >= (3, 11)
-    return Finding("Python", fits, version, "" if fits else "Python 3.11 or newer is needed: make PYTHON=python3.11 venv.")
+    return Finding(
+        "Python", fits, version, "" if fits else "Python 3.11 or newer is needed: make PYTHON=python3.11 venv."
+    )
 
 
 def _home(settings: Settings) -> Iterator[Finding]:

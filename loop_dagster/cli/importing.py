@@ -20,7 +20,8 @@ def import_(
     file: Annotated[Path, typer.Argument(help="JSONL, one conversation a line, or one JSON array.")],
     pipeline: Annotated[str, typer.Option("--pipeline", help="Tag, id or name; its tag is put on every row.")],
     default_feedback: Annotated[
-        str | None, typer.Option("--default-feedback", help="`good`: answered rows without a verdict are good examples.")
+        str | None,
+        typer.Option("--default-feedback", help="`good`: answered rows without a verdict are good examples."),
     ] = None,
     source: Annotated[str | None, typer.Option(help="What the rows come from; the pipeline's tag if left out.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", help="A further tag for every row.")] = None,

@@ -54,7 +54,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
 def progress(label: str, *, quiet: bool) -> Iterator[Any]:
     """A bar on standard error; yields `update(done, total)`. Quiet ones (JSON, no terminal) draw nothing."""
     bar = Progress(
-        TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=err, transient=True, disable=quiet
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=quiet,
     )
     with bar:
         task = bar.add_task(label, total=None)

@@ -62,9 +62,7 @@ def create(
     given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, every, weekday, hour)
     settings = PipelineSettings.from_json(given)
     base = resolve(model, store.settings.models_dir)
-    pipeline = store.pipelines.create(
-        name, model_id=_model_id(model), model_digest=base.digest, settings=settings
-    )
+    pipeline = store.pipelines.create(name, model_id=_model_id(model), model_digest=base.digest, settings=settings)
     _show(store, pipeline, "Created", as_json=as_json)
 
 
@@ -73,7 +71,9 @@ def edit(
     ref: Ref,
     name: Annotated[str | None, typer.Option(help="A new name; the tag stays.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="A new base; the next attempt starts from it.")] = None,
-    expected_revision: Annotated[int | None, typer.Option(help="Refuse if the pipeline is at another revision.")] = None,
+    expected_revision: Annotated[
+        int | None, typer.Option(help="Refuse if the pipeline is at another revision.")
+    ] = None,
     tag: Tags = None,
     feedback: Feedback = None,
     epochs: Epochs = None,
@@ -181,7 +181,7 @@ def resume(ref: Ref, as_json: AsJson = False) -> None:
 
 @app.command()
 def delete(ref: Ref, as_json: AsJson = False) -> None:
-    """Delete a pipeline: its attempt is cancelled and its live name stops. Its samples stay, its name is never free again."""
+    """Delete a pipeline: its attempt is cancelled, its live name stops, its samples stay, its name stays taken."""
     store = opened()
     gone = store.pipelines.delete(ref)
     if as_json:
@@ -278,4 +278,6 @@ def _show(store: Store, pipeline: Pipeline, verb: str, *, as_json: bool) -> None
     if as_json:
         emit_json({"pipeline": row, "tag": pipeline.tag, "pipeline_id": pipeline.pipeline_id})
         return
-    out.print(f"{verb} {pipeline.name}: tag {pipeline.tag}, revision {pipeline.revision}, answers as {pipeline.live_name}.")
+    out.print(
+        f"{verb} {pipeline.name}: tag {pipeline.tag}, revision {pipeline.revision}, answers as {pipeline.live_name}."
+    )

@@ -34,7 +34,9 @@ def list_(
     state: Annotated[
         str | None, typer.Option(help="held_back, learned, trained, waiting or left_out; needs --pipeline.")
     ] = None,
-    attempt: Annotated[str | None, typer.Option(help="Only what this attempt (key or run id) took; see --split.")] = None,
+    attempt: Annotated[
+        str | None, typer.Option(help="Only what this attempt (key or run id) took; see --split.")
+    ] = None,
     split: Annotated[str, typer.Option(help="With --attempt: train or held_back.")] = "train",
     limit: Annotated[int, typer.Option(min=1, max=1000)] = 25,
     offset: Annotated[int, typer.Option(min=0)] = 0,
@@ -147,9 +149,7 @@ def _feedback_row(sample: str, stored: str, answer: str | None, reason: str | No
     }
 
 
-def _chosen(
-    store: Store, states: pl.DataFrame | None, state: str | None, attempt: str | None, split: str
-) -> pl.Series:
+def _chosen(store: Store, states: pl.DataFrame | None, state: str | None, attempt: str | None, split: str) -> pl.Series:
     if attempt is not None:
         if split not in SPLITS:
             raise BadRequest(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")

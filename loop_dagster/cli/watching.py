@@ -78,7 +78,9 @@ def _note_changes(store: Store, watch: Watch, *, quiet: bool) -> bool:
         if attempt.ended:
             watch.ended.append(attempt)
         if not quiet:
-            err.print(f"[dim]{datetime.now():%H:%M:%S}[/dim] {attempt.key}  [bold]{attempt.state}[/bold]  {attempt.reason}")
+            err.print(
+                f"[dim]{datetime.now(UTC):%H:%M:%S}[/dim] {attempt.key}  [bold]{attempt.state}[/bold]  {attempt.reason}"
+            )
     return changed
 
 
@@ -96,5 +98,3 @@ def _follow(store: Store, attempt: Attempt) -> None:
                 seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 update(seen["done"], seen["total"])
             time.sleep(LOOK_EVERY_S)
-
-

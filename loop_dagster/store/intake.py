@@ -114,7 +114,10 @@ def waiting_files(store: Store, now: datetime) -> list[Path]:
     return sorted(
         path
         for path in found
-        if path.suffix in (".json", ".jsonl") and path.is_file() and path.stat().st_mtime <= limit and _is_input(path, folder)
+        if path.suffix in (".json", ".jsonl")
+        and path.is_file()
+        and path.stat().st_mtime <= limit
+        and _is_input(path, folder)
     )
 
 
@@ -158,4 +161,8 @@ def _put_away(folder: Path, path: Path, result: dict[str, object]) -> None:
 
 
 def _counts(result: dict[str, object]) -> dict[str, object]:
-    return {key: result[key] for key in ("imported", "already_present", "refused", "reviewed", "needs_review") if key in result}
+    return {
+        key: result[key]
+        for key in ("imported", "already_present", "refused", "reviewed", "needs_review")
+        if key in result
+    }

@@ -78,9 +78,7 @@ class Samples:
 
     def find_identity(self, identity: str) -> str | None:
         """Id of the sample in the lake that has this identity, None if there is none."""
-        found = (
-            self._lake.scan(SAMPLES).filter(pl.col("identity") == identity).select("sample_id").collect()
-        )
+        found = self._lake.scan(SAMPLES).filter(pl.col("identity") == identity).select("sample_id").collect()
         return str(found.item(0, 0)) if found.height else None
 
     def get(self, sample_id: str) -> dict[str, object] | None:
@@ -99,7 +97,9 @@ class Samples:
     def _frames(self, *, text: bool) -> dict[str, pl.LazyFrame]:
         dead = self._inbox.tombstones()
         waiting = self._inbox.waiting_frames()
-        return {table.name: self._frame(table, waiting[table.name], dead, text) for table in (SAMPLES, FEEDBACK, LABELS)}
+        return {
+            table.name: self._frame(table, waiting[table.name], dead, text) for table in (SAMPLES, FEEDBACK, LABELS)
+        }
 
     def _frame(self, table: Table, waiting: pl.DataFrame, dead: Sequence[str], text: bool) -> pl.LazyFrame:
         columns = [column.name for column in table.columns if text or column.kind != "text"]
@@ -118,4 +118,6 @@ def _among(ids: pl.Series) -> pl.Expr:
     """Membership with the smallest and largest id, so that Delta's statistics prune files (ids are UUIDv7)."""
     if ids.is_empty():
         return pl.lit(False)
-    return pl.col("sample_id").is_between(pl.lit(ids.min()), pl.lit(ids.max())) & pl.col("sample_id").is_in(ids.implode())
+    return pl.col("sample_id").is_between(pl.lit(ids.min()), pl.lit(ids.max())) & pl.col("sample_id").is_in(
+        ids.implode()
+    )

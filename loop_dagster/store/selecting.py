@@ -15,9 +15,9 @@ import polars as pl
 import sqlalchemy as sa
 
 from loop_dagster.rules.selection import HELD_SCHEMA, TRAINED_SCHEMA, History, Scope, Selection, select, selected
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.registry import insert_new
 from loop_dagster.store.samples import KeyFrames
 from loop_dagster.store.schema import token_counts
@@ -32,8 +32,8 @@ PAIR_SCHEMA = {"sample_id": pl.String, "right_key": pl.Int64}
 class Length:
     """What limits the length of a training row.
 
-    `max_tokens` is the training length; `safe_bytes` the UTF-8 bytes up to which no row can pass it, so that it is never
-    tokenised; `tokenizer` the digest of tokenizer and template that counts are kept under.
+    `max_tokens` is the training length; `safe_bytes` the UTF-8 bytes up to which no row can pass it, so that it is
+    never tokenised; `tokenizer` the digest of tokenizer and template that counts are kept under.
     """
 
     max_tokens: int
@@ -54,7 +54,7 @@ def scope_of(pipeline: Pipeline) -> Scope:
 
 
 def history_of(store: Store, pipeline: Pipeline, *, before: int | None = None) -> History:
-    """What the pipeline's attempts (those numbered below `before`) held back and, where they kept an adapter, trained on."""
+    """What the pipeline's attempts (numbered below `before`) held back and, where they kept an adapter, trained on."""
     mine = pl.col("pipeline_id") == pipeline.pipeline_id
     if before is not None:
         mine &= pl.col("attempt_no") < before
@@ -131,7 +131,9 @@ def _unfit(
     rows = rows.filter((pl.col("longest") > length.safe_bytes) & pl.col("right_key").is_not_null())
     pairs = rows.select(list(PAIR_SCHEMA))
     known = pairs.join(_counts(store, length, pairs), on=list(PAIR_SCHEMA), how="left")
-    bad = known.filter(pl.col("tokens").is_null() | (pl.col("tokens") > length.max_tokens) | (pl.col("tokens") == REFUSED))
+    bad = known.filter(
+        pl.col("tokens").is_null() | (pl.col("tokens") > length.max_tokens) | (pl.col("tokens") == REFUSED)
+    )
     why = pl.when(pl.col("tokens") == REFUSED).then(pl.lit("template_refuses")).otherwise(pl.lit("too_long"))
     uncounted = known.filter(pl.col("tokens").is_null()).select(list(PAIR_SCHEMA))
     return bad.select(*PAIR_SCHEMA, why.alias("why")), uncounted

@@ -1,0 +1,55 @@
+"""The main job, end to end: real daemon, real sensors, real rules, a real (tiny) model."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+pytestmark = pytest.mark.loop
+
+
+def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model, conversations):
+    loop = installation.loop
+    made = loop(
+        *("pipelines", "create", "--name", "Facts", "--model", str(tiny_model)),
+        *("--epochs", "8", "--learning-rate", "0.005", "--json"),
+    )
+    assert made.data["tag"] == "facts"
+
+    imported = loop("import", str(conversations), "--pipeline", "facts", "--default-feedback", "good", "--json").data
+    assert (imported["imported"], imported["reviewed"], imported["refused"]) == (1100, 1100, 0)
+
+    loop("run", "--until-idle", "--json")
+
+    attempts = loop("attempts", "list", "--json").data
+    assert attempts["total"] == 1
+    attempt = attempts["attempts"][0]
+    assert attempt["outcome"] == "became_version", attempt["reason"]
+    assert (attempt["attempt"], attempt["version"], attempt["state"]) == (1, 1, "promoted")
+    assert (attempt["train_rows"], attempt["holdout_rows"]) == (1000, 100)
+    assert (attempt["trigger"], attempt["verdict"], attempt["decision"]) == ("data", "better", "auto_promoted")
+    assert attempt["compared_with"] == "original"
+    assert attempt["candidate_pass_rate"] > attempt["incumbent_pass_rate"]
+
+    shown = loop("attempts", "show", attempt["run_id"], "--json").data
+    assert [bar["key"] for bar in shown["bars"]] == [
+        *("rows_scored", "failures", "rubric", "mean_change", "win_rate", "beyond_chance"),
+    ]
+    assert all(bar["met"] for bar in shown["bars"])
+    assert shown["timeline"][0]["state"] == "built"
+    assert shown["timeline"][-1]["state"] == "promoted"
+
+    fact = tiny.facts(220, seed=1)[7]
+    question, answer = tiny.conversation(fact, 0)
+    said = loop("ask", "facts", question[0]["content"], "--json").data
+    assert said["version"] == 1
+    assert said["answer"] == answer["content"]
+
+    states = loop("samples", "counts", "facts", "--json").data["states"]
+    assert states == {"held_back": 100, "learned": 1000}
+
+    # Doing everything again changes nothing.
+    again = loop("import", str(conversations), "--pipeline", "facts", "--default-feedback", "good", "--json").data
+    assert (again["imported"], again["already_present"], again["reviewed"]) == (0, 1100, 0)
+    assert loop("run", "--until-idle", "--json").data["total"] == 0
+    assert loop("attempts", "list", "--json").data["total"] == 1
