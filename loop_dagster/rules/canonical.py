@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import orjson
@@ -316,6 +316,13 @@ def key(text: str) -> int:
     return unsigned - (1 << 64) if unsigned >> 63 else unsigned
 
 
+def keys(texts: Iterable[bytes | None]) -> pl.Series:
+    """`key` of many UTF-8 texts as an Int64 column, null where there is none."""
+    digest = xxhash.xxh3_64_intdigest
+    hashes = [None if text is None else digest(text) for text in texts]
+    return pl.Series(hashes, dtype=pl.UInt64).reinterpret(signed=True)
+
+
 def text_key(messages_text: str, tools_text: str | None) -> int:
     """Exact key of a prompt from the canonical texts of its messages and tools."""
     return key(joined_text(messages_text, tools_text))
@@ -370,23 +377,18 @@ def fold_prompt(prompts: pl.Series) -> pl.Series:
     NFKC, lower case, then punctuation and white space go, except that between two digits they leave one \\x1f, so that
     1.5 stays apart from 15. A prompt of which only roles would be left keeps its lower-cased text.
     """
-    frame = pl.DataFrame({"prompt": prompts})
-    return frame.select(fold_expression(pl.col("prompt")).alias(prompts.name)).to_series()
-
-
-def fold_expression(prompt: pl.Expr) -> pl.Expr:
-    """`fold_prompt` as an expression, to run beside others."""
-    lowered = prompt.str.normalize("NFKC").str.to_lowercase()
+    lowered = prompts.str.normalize("NFKC").str.to_lowercase()
     pair = rf"(\d){_FOLDED}(\d)"
     # Twice, since two pairs that share a digit cannot match in one pass.
-    kept = lowered.str.replace_all(pair, "${1}\x1f${2}").str.replace_all(pair, "${1}\x1f${2}")
-    folded = kept.str.replace_all(_FOLDED, "")
-    return pl.when(folded.str.contains("^(?:[a-z]+\x1d\x1e?)*$")).then(lowered).otherwise(folded)
+    folded = lowered.str.replace_all(pair, "${1}\x1f${2}").str.replace_all(pair, "${1}\x1f${2}")
+    folded = folded.str.replace_all(_FOLDED, "")
+    bare = folded.str.contains("^(?:[a-z]+\x1d\x1e?)*$")
+    return lowered.zip_with(bare, folded) if bare.any() else folded
 
 
 def prompt_keys(prompts: pl.Series) -> pl.Series:
     """Hash keys (Int64) of the normalised prompts of what `prompt_text` gave."""
-    return pl.Series(prompts.name, [key(text) for text in fold_prompt(prompts)], dtype=pl.Int64)
+    return keys(fold_prompt(prompts).cast(pl.Binary)).rename(prompts.name)
 
 
 def prompt_key(messages: Sequence[Message]) -> int:
