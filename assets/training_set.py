@@ -5,6 +5,7 @@ reads only those copies, so that nothing that comes in meanwhile changes an atte
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 import polars as pl
@@ -133,7 +134,7 @@ def _picked(rows: pl.DataFrame) -> int:
     return rows.filter(pl.col("role").is_in(["train", "check"]) & (pl.col("teaches") == "scored")).height
 
 
-def _said_of(rows: pl.DataFrame, counts: dict[str, int], step: StepRun) -> dict[str, object]:
+def _said_of(rows: pl.DataFrame, counts: dict[str, int], step: StepRun) -> dict[str, Any]:
     sentences = {**TAKEN, **LEFT_OUT}
     table = [
         {"reason": reason, "samples": counts[reason], "what it means": sentence}

@@ -1,5 +1,7 @@
 """`version`: the decision, derived again from stored evidence, and what it makes live."""
 
+from typing import Any
+
 import dagster as dg
 
 from assets.adapter import load_check
@@ -88,7 +90,7 @@ def _apply(step: StepRun, outcome: Fate) -> Attempt:
     return attempts.get(run_id)
 
 
-def _said_of(attempt: Attempt, step: StepRun, decision: Decision, outcome: Fate) -> dict[str, object]:
+def _said_of(attempt: Attempt, step: StepRun, decision: Decision, outcome: Fate) -> dict[str, Any]:
     return {
         "version": attempt.version_no or 0,
         "answers_as": f"loop-{step.pipeline.tag}",

@@ -236,7 +236,7 @@ class JudgeRefused(LoopError):
             "credit": "has no credit left for the key",
         }[reason]
         super().__init__(
-            f"The judge {judge} at {where} answered {status}: it {what}. mend it, then test again.",
+            f"The judge {judge} at {where} answered {status}: it {what}. Mend it, then test again.",
             judge=judge,
             status=status,
             reason=reason,
@@ -459,3 +459,13 @@ class AdapterLeaks(LoopError):
             "needed are the same ones. Nothing was answered. Check the versions of peft and transformers.",
             difference=difference,
         )
+
+
+class LiveUnavailable(LoopError):
+    """Something is live under the name and cannot answer at the moment: 503, never 404 (http-api.md, The gateway)."""
+
+    code = "LIVE_UNAVAILABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, why: str, next_step: str) -> None:
+        super().__init__(f"The live version cannot answer: {why.rstrip('.')}. {next_step}.")

@@ -27,7 +27,7 @@ from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
-from loop_dagster.store.selecting import Length, Measured, counted_rows, history_of, measure
+from loop_dagster.store.selecting import Length, Measured, counted_rows, measure, trained_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def states_of(store: Store, pipeline: Pipeline, now: datetime) -> pl.DataFrame:
     """State of every sample that the pipeline selects: `sample_id`, `state`, `attempt_no`, `version_no`, `reason`."""
     rows = readiness(store, pipeline, now).measured.selection.rows
     pair = ["sample_id", "right_key"]
-    trained = history_of(store, pipeline).trained
+    trained = trained_pairs(store, pipeline).collect()
     by_pair = trained.group_by(pair).agg(pl.col("attempt_no").unique().sort().alias("trained_by"))
     other = trained.select("sample_id").unique().with_columns(before=pl.lit(True))
     known = rows.join(by_pair, on=pair, how="left", nulls_equal=True).join(other, on="sample_id", how="left")

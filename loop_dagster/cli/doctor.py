@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -15,6 +16,7 @@ from loop_dagster.opening import base_of
 from loop_dagster.processes import check_port
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.tables import TABLES
 
 #: Free space under which an installation is one training away from a full disk.
@@ -63,7 +65,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("Dagster's UI", "127.0.0.1", settings.webserver_port, "LOOP_WEBSERVER_PORT"),
         ("Serving", settings.serve_host, settings.serve_port, "LOOP_SERVE_PORT"),
     ):
-        yield _tried(f"port of {what}", lambda w=what, h=host, p=port, s=setting: _port(w, h, p, s))
+        yield _tried(f"port of {what}", functools.partial(_port, what, host, port, setting))
 
 
 def _python() -> Finding:
@@ -116,7 +118,7 @@ def _lake(store: Store) -> Iterator[Finding]:
 
 def _models(store: Store) -> Iterator[Finding]:
     for pipeline in store.pipelines.list():
-        yield _tried(f"model of {pipeline.tag}", lambda one=pipeline: f"{base_of(store, one).model_id}, as pinned")
+        yield _tried(f"model of {pipeline.tag}", functools.partial(_pinned, store, pipeline))
         live = store.versions.live(pipeline.tag)
         if live is not None:
             kept = all(store.artifacts.has(digest) for digest in live.adapters)
@@ -129,6 +131,10 @@ def _leases(store: Store) -> Finding:
     if not stale:
         return Finding("leases", True, "none is stale")
     return Finding("leases", True, f"ended by themselves: {', '.join(stale)}; the next one to need them takes them")
+
+
+def _pinned(store: Store, pipeline: Pipeline) -> str:
+    return f"{base_of(store, pipeline).model_id}, as pinned"
 
 
 def _port(what: str, host: str, port: int, setting: str) -> str:

@@ -11,7 +11,7 @@ import typer
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out, progress, table
 from loop_dagster.errors import EXIT_UNAVAILABLE, BadRequest
-from loop_dagster.store.importing import ImportResult
+from loop_dagster.store.import_result import ImportResult
 from loop_dagster.store.intake import import_for_pipeline
 from loop_dagster.store.leases import this_process
 

@@ -155,7 +155,7 @@ def _chosen(store: Store, states: pl.DataFrame | None, state: str | None, attemp
             raise BadRequest(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")
         mine = pl.col("attempt") == store.attempts.get(attempt).key
         roles = pl.col("role").is_in(SPLITS[split])
-        return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id").collect()["sample_id"]
+        return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id").collect().get_column("sample_id")
     if states is not None:
         chosen = states.filter(pl.col("state") == state) if state else states
         return chosen["sample_id"]

@@ -21,7 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loop_dagster.errors import LoopError, NotFound
-from loop_dagster.store.importing import ImportResult, import_file
+from loop_dagster.store.import_result import ImportResult
+from loop_dagster.store.importing import import_file
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
@@ -100,6 +101,7 @@ def import_for_pipeline(
         default_feedback=default_feedback,
         now=now,
         hold=lambda: lake_lease(store, holder),
+        waiting=store.inbox.identities,
         on_progress=on_progress,
     )
 
@@ -133,10 +135,12 @@ def take_files(store: Store, *, holder: str, now: datetime) -> list[dict[str, ob
         good = path.parent.name == "good"
         try:
             pipeline = store.pipelines.get(tag)
-            result = import_for_pipeline(
+            imported = import_for_pipeline(
                 store, path, pipeline, holder=holder, now=now, default_feedback="good" if good else None
-            ).as_dict()
-            target = "done"
+            )
+            if not imported.complete:
+                continue  # the file stays, and the next run takes it up where this one stopped
+            result, target = imported.as_dict(), "done"
         except NotFound as error:
             result, target = error.as_dict(), "refused"
         except LoopError as error:

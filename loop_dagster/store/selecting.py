@@ -55,20 +55,26 @@ def scope_of(pipeline: Pipeline) -> Scope:
 
 def history_of(store: Store, pipeline: Pipeline, *, before: int | None = None) -> History:
     """What the pipeline's attempts (numbered below `before`) held back and, where they kept an adapter, trained on."""
-    mine = pl.col("pipeline_id") == pipeline.pipeline_id
-    if before is not None:
-        mine &= pl.col("attempt_no") < before
-    trained_numbers = [
+    held = store.lake.scan(HOLDOUTS).filter(_of(pipeline, before)).select(list(HELD_SCHEMA))
+    return History.of(held, trained_pairs(store, pipeline, before=before))
+
+
+def trained_pairs(store: Store, pipeline: Pipeline, *, before: int | None = None) -> pl.LazyFrame:
+    """Every (sample, right answer) that an attempt which kept an adapter trained on, with the attempt's number."""
+    numbers = [
         attempt.attempt_no
         for attempt in store.attempts.list(pipeline.pipeline_id)
         if attempt.adapter_digest is not None and (before is None or attempt.attempt_no < before)
     ]
-    held = store.lake.scan(HOLDOUTS).filter(mine).select(list(HELD_SCHEMA)).collect()
-    if not trained_numbers:
-        return History.of(held, pl.DataFrame(schema=TRAINED_SCHEMA))
-    took = mine & pl.col("attempt_no").is_in(trained_numbers)
-    trained = store.lake.scan(TRAINING_SETS).filter(took).select(list(TRAINED_SCHEMA)).collect()
-    return History.of(held, trained)
+    if not numbers:
+        return pl.LazyFrame(schema=TRAINED_SCHEMA)
+    took = _of(pipeline, before) & pl.col("attempt_no").is_in(numbers)
+    return store.lake.scan(TRAINING_SETS).filter(took).select(list(TRAINED_SCHEMA))
+
+
+def _of(pipeline: Pipeline, before: int | None) -> pl.Expr:
+    mine = pl.col("pipeline_id") == pipeline.pipeline_id
+    return mine if before is None else mine & (pl.col("attempt_no") < before)
 
 
 def measure(store: Store, pipeline: Pipeline, length: Length, now: datetime, *, before: int | None = None) -> Measured:
