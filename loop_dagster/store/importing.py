@@ -34,6 +34,8 @@ from loop_dagster.store.pages import Input, Options, Page, build_page
 from loop_dagster.store.rowfiles import file_digest, read_rows
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
+__all__ = ["ImportResult", "import_file", "import_rows"]
+
 Hold = Callable[[], AbstractContextManager[Any]]
 Waiting = Callable[[Collection[str]], Mapping[str, str]]
 Progress = Callable[[int, int], None]
