@@ -38,7 +38,7 @@ WORDS: Final[dict[str, FeedbackWord]] = {
 }
 
 #: Columns of `feedback` that deciding needs; none of them is text.
-COLUMNS: Final = ("feedback_id", "sample_id", "verdict", "origin", "right_key", "right_bytes", "score", "created_at")
+COLUMNS: Final = ("feedback_id", "sample_id", "verdict", "origin", "right_key", "score", "created_at")
 
 #: Feedback given here by a person overrules an import's, whichever is newer; any person's overrules the judge.
 _PRECEDENCE: Final = {"judge": 0, "import": 1, "here": 2}
@@ -49,8 +49,8 @@ def deciding(feedback: pl.DataFrame) -> pl.DataFrame:
 
     `feedback` needs `COLUMNS`. Of the strongest origin the newest counts, the higher feedback_id at the same moment.
     Gives `sample_id`, `teaches` (null: the judge's newest score is below 0.8), `reviewed` (a person decided),
-    `right_key` and `right_bytes` (the correction's; null where the sample's own answer is meant), `score` (the
-    judge's, null once a person decided), and `id_key` of the sample.
+    `right_key` and, where feedback has it, `right_bytes` (the correction's; null where the sample's own answer is
+    meant), `score` (the judge's, null once a person decided), and `id_key` of the sample.
     """
     rows = feedback.with_columns(id_key())
     # Nearly every sample has one row; only the others are worth sorting.
@@ -73,8 +73,7 @@ def deciding(feedback: pl.DataFrame) -> pl.DataFrame:
         "sample_id",
         pl.when(~by_judge | (pl.col("score").round(9) >= PICK_SCORE)).then("verdict").alias("teaches"),
         (~by_judge).alias("reviewed"),
-        pl.when(~by_judge).then("right_key").alias("right_key"),
-        pl.when(~by_judge).then("right_bytes").alias("right_bytes"),
+        *(pl.when(~by_judge).then(name).alias(name) for name in ("right_key", "right_bytes") if name in rows.columns),
         pl.when(by_judge).then("score").alias("score"),
         "id_key",
     )

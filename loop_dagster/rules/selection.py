@@ -173,7 +173,7 @@ def _tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
     # An attribute of the same name is no tag; frames without attributes' values cannot tell and have none.
     no_attribute = pl.col("value").is_null() if "value" in labels.collect_schema() else pl.lit(True)
     puts_on = (matches & ~pl.col("removed") & no_attribute).fill_null(False).alias("_puts_on")
-    rows = labels.select("sample_id", "label", matches.fill_null(False).alias("_matches"), puts_on).collect()
+    rows = _read(labels.select("sample_id", "label", matches.fill_null(False).alias("_matches"), puts_on))
     # A newer row of a label that once matched may take it off or give it another parent, so all its rows are looked at.
     touched = rows["label"].filter(rows["_matches"]).unique()
     rows = rows.filter(pl.col("label").is_in(touched.implode())).select(id_key(), "label", "_puts_on")
@@ -182,10 +182,9 @@ def _tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
     against = rows.filter(~pl.col("_puts_on")).select(pair).unique()
     if against.is_empty():
         return rows["id_key"]
+    again = labels.filter(pl.col("label").is_in(touched.implode()))
     newest = (
-        labels.filter(pl.col("label").is_in(touched.implode()))
-        .select(id_key(), "label", "created_at", "label_id", puts_on)
-        .collect()
+        _read(again.select(id_key(), "label", "created_at", "label_id", puts_on))
         .join(against, on=pair, how="semi")
         .sort("created_at", "label_id", descending=True)
         .unique(subset=pair, keep="first", maintain_order=True)
@@ -194,18 +193,23 @@ def _tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
     return pl.concat([rows.join(against, on=pair, how="anti")["id_key"], newest["id_key"]])
 
 
-def _narrowed(samples: pl.LazyFrame, scope: Scope, now: datetime) -> pl.LazyFrame:
+def _narrowed(samples: pl.LazyFrame, scope: Scope) -> pl.LazyFrame:
     conditions = scope.settings.conditions
-    keep = pl.col("expires_at") > now
+    keep: list[pl.Expr] = []
     if conditions.origin:
-        keep &= pl.col("origin") == conditions.origin
+        keep.append(pl.col("origin") == conditions.origin)
     if conditions.model:
-        keep &= pl.col("model") == conditions.model
+        keep.append(pl.col("model") == conditions.model)
     if conditions.from_:
-        keep &= pl.col("created_at") >= conditions.from_
+        keep.append(pl.col("created_at") >= conditions.from_)
     if conditions.to:
-        keep &= pl.col("created_at") <= conditions.to
-    return samples.filter(keep)
+        keep.append(pl.col("created_at") <= conditions.to)
+    return samples.filter(*keep) if keep else samples
+
+
+def _read(frame: pl.LazyFrame) -> pl.DataFrame:
+    """Collected into one piece: a table of 2,000 files arrives in 2,000, and every later step would pay for that."""
+    return frame.collect().rechunk()
 
 
 def selected(
@@ -220,13 +224,15 @@ def selected(
     correction together.
     """
     has_bytes = "bytes" in samples.collect_schema()
-    columns = ["sample_id", "created_at", "text_key", "prompt_key", "answer_key", *(["bytes"] if has_bytes else [])]
+    length = ["bytes"] if has_bytes else []
+    columns = ["sample_id", "created_at", "expires_at", "text_key", "prompt_key", "answer_key", *length]
     tagged = pl.DataFrame(_tagged(labels, scope.tags))
-    decided = verdicts.deciding(feedback.select(verdicts.COLUMNS).collect())
+    said = feedback.select(*verdicts.COLUMNS, *(["right_bytes"] if has_bytes else []))
+    decided = verdicts.deciding(_read(said))
     rows = (
-        _narrowed(samples, scope, now)
-        .select(*columns, id_key())
-        .collect()
+        _read(_narrowed(samples, scope).select(columns))
+        .filter(pl.col("expires_at") > now)
+        .with_columns(id_key())
         .join(tagged, on="id_key", how="semi")
         .join(decided.drop("sample_id"), on="id_key", how="left", maintain_order="left")
         .with_columns(pl.col("reviewed").fill_null(False))
@@ -242,7 +248,7 @@ def selected(
         pl.col("answer_key").is_not_null().alias("answered"),
         *([(pl.col("bytes") + pl.col("right_bytes").fill_null(0)).alias("longest")] if has_bytes else []),
     )
-    return rows.drop("answer_key", "right_bytes", "bytes", strict=False)
+    return rows.drop("answer_key", "expires_at", "right_bytes", "bytes", strict=False)
 
 
 def _with_reason(rows: pl.DataFrame, *, unfit: pl.DataFrame | None, pinned: Collection[str]) -> pl.DataFrame:
@@ -380,7 +386,8 @@ def select(
     `unfit`: what cannot be trained on for its length or form: `sample_id`, `right_key` and, optionally, `why`
     (`too_long`, the default, or `template_refuses`). `pinned`: ids of samples pinned in any benchmark.
     """
-    rows = selected(samples.lazy(), feedback.lazy(), labels.lazy(), scope=scope, now=now)
+    light = samples.lazy().select(SAMPLE_COLUMNS)
+    rows = selected(light, feedback.lazy(), labels.lazy(), scope=scope, now=now)
     rows = _with_reason(rows, unfit=unfit, pinned=pinned).with_row_index("_row")
     rows = _without_duplicates(rows, history).with_columns(ranks(rows["prompt_key"], seed=scope.seed))
     usable = rows["reason"].null_count()
