@@ -469,3 +469,16 @@ class LiveUnavailable(LoopError):
 
     def __init__(self, why: str, next_step: str) -> None:
         super().__init__(f"The live version cannot answer: {why.rstrip('.')}. {next_step}.")
+
+
+class TrainingDiverged(LoopError):
+    """The loss became not a number before any checked weights could be kept."""
+
+    code = "TRAINING_DIVERGED"
+
+    def __init__(self, step: int, learning_rate: float) -> None:
+        super().__init__(
+            f"The loss was not a number any more at step {step}, and no weights were good before it. No adapter was kept. "
+            f"Set a learning rate below {learning_rate:g}, or leave it out for the automatic one.",
+            step=step,
+        )

@@ -41,8 +41,8 @@ BEAT_EVERY_S = 10.0
 #: Shortest time between two progress reports, and between two log lines, in seconds.
 REPORT_EVERY_S = 0.5
 LOG_EVERY_S = 5.0
-#: A registry that cannot be reached for so long, in seconds, counts as a lost lease: somebody else may hold it by now.
-UNREACHABLE_S = 60.0
+#: A registry that cannot be reached for so long, in seconds, counts as a lost lease (TTL_S of store/leases.py).
+UNREACHABLE_S = 30.0
 
 _PARENT = "LOOP_PARENT_PID"
 
@@ -156,6 +156,9 @@ def child_env(*, hub: bool = False) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "0" if hub else "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
         "PYTHONUNBUFFERED": "1",
         _PARENT: str(os.getpid()),
     }

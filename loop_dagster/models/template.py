@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,11 +46,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids of prompt and answer; `labels` repeats an id where it is learned and holds IGNORED elsewhere."""
+    """Token ids of prompt and answer; `labels` repeats an id where it is learned and holds IGNORED elsewhere.
+
+    Both are arrays of 32-bit integers: 200,000 conversations of 500 tokens are 0.8 GB, as lists they would be 6 GB.
+    """
 
     key: str
-    input_ids: list[int]
-    labels: list[int]
+    input_ids: array[int]
+    labels: array[int]
     prompt_tokens: int
 
     @property
@@ -207,15 +211,20 @@ class Template:
             learned_set = {i for i in learned if (i < len(mask) and mask[i]) or i == len(ids) - 1}
         else:
             learned_set = set(learned)
-        if not any(self._says_something(ids[i]) for i in learned_set - {len(ids) - 1}):
+        if not any(ids[i] not in self._blank_ids for i in learned_set - {len(ids) - 1}):
             return RowRefusal(
                 row.key, "no_label", "The answer has neither text nor a tool call that the template shows."
             )
         labels = [token if i in learned_set else IGNORED for i, token in enumerate(ids)]
-        return Encoded(row.key, ids, labels, start)
+        return Encoded(row.key, array("i", ids), array("i", labels), start)
 
-    def _says_something(self, token: int) -> bool:
-        return bool(self.tokenizer.decode([token]).strip())
+    @cached_property
+    def _blank_ids(self) -> frozenset[int]:
+        """Ids that say nothing: white space and special tokens."""
+        known = range(len(self.tokenizer))
+        texts = self.tokenizer.batch_decode([[i] for i in known])
+        special = set(self.tokenizer.all_special_ids)
+        return frozenset(i for i, text in zip(known, texts, strict=True) if i in special or not text.strip())
 
     def _end_id(self) -> int:
         end = self.tokenizer.eos_token_id
