@@ -171,12 +171,14 @@ def _tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
     wanted = list(tags)
     matches = pl.col("label").is_in(wanted) | pl.col("parent").is_in(wanted)
     # An attribute of the same name is no tag; frames without attributes' values cannot tell and have none.
-    no_attribute = pl.col("value").is_null() if "value" in labels.collect_schema() else pl.lit(True)
+    has_value = "value" in labels.collect_schema()
+    no_attribute = pl.col("value").is_null() if has_value else pl.lit(True)
     puts_on = (matches & ~pl.col("removed") & no_attribute).fill_null(False).alias("_puts_on")
-    rows = _read(labels.select("sample_id", "label", matches.fill_null(False).alias("_matches"), puts_on))
+    light = ["sample_id", "label", "parent", "removed", *(["value"] if has_value else [])]
+    rows = _read(labels.select(light))
     # A newer row of a label that once matched may take it off or give it another parent, so all its rows are looked at.
-    touched = rows["label"].filter(rows["_matches"]).unique()
-    rows = rows.filter(pl.col("label").is_in(touched.implode())).select(id_key(), "label", "_puts_on")
+    touched = rows.filter(matches)["label"].unique()
+    rows = rows.filter(pl.col("label").is_in(touched.implode())).select(id_key(), "label", puts_on)
     # Only a pair of sample and label with a row that does not put it on needs the newest of its rows looked up.
     pair = ["id_key", "label"]
     against = rows.filter(~pl.col("_puts_on")).select(pair).unique()

@@ -182,6 +182,17 @@ def test_the_oldest_duplicate_stays_unless_one_is_in_use() -> None:
     assert reason(second, new) == {"held_new": "held_before", "new": "again"}[used]
 
 
+def test_the_longest_that_a_row_can_be_counts_answer_and_correction() -> None:
+    world = World()
+    good, corrected = world.add("a"), world.add("b", verdict=None)
+    world.say(corrected, "edited", right="12345")
+    samples, feedback, labels = (frame.lazy() for frame in world.frames())
+    rows = rule.selected(samples, feedback, labels, scope=world.scope, now=world.now)
+    assert dict(rows.select("sample_id", "longest").iter_rows()) == {good: 10, corrected: 15}
+    light = rule.selected(samples.drop("bytes"), feedback.drop("right_bytes"), labels, scope=world.scope, now=world.now)
+    assert light.equals(rows.drop("longest"))
+
+
 # both sides
 
 
