@@ -2,21 +2,22 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import polars as pl
-from loop_dagster.models.serve import prepare
-from loop_dagster.models.train import TrainJob, TrainResult
 
-from assets.children import lease_ref, run_child
+from assets.children import lease_ref, run_step_child
 from assets.metadata import definition_metadata, written
 from assets.steps import StepRun, attempt_step, utc_now
 from assets.training_set import GROUP, training_set
-from loop_dagster.errors import BaseChanged
-from loop_dagster.models.base import BaseModel, resolve, verify
+from loop_dagster.models.base import BaseModel, verify
 from loop_dagster.models.report_pictures import as_markdown, training_curve_png
+from loop_dagster.models.serve import prepare
+from loop_dagster.models.train import TrainJob, TrainResult, recipe_fields
+from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.recipe import Recipe, resolve_recipe
@@ -38,13 +39,13 @@ def adapter(
     with attempt_step(context, store.open(), "training", ends=True) as step:
         assert step is not None
         step.advance("preflighting", "Checking the base model, the chat template and the precision.")
-        base = frozen_base(step)
+        base = frozen_base(step.store, step.attempt)
         kept = _kept_before(step)
         if kept is None:
             job, recipe = _job(step, base)
             step.advance("job_creating", f"{recipe.sentence} This machine trains it.")
             step.advance("training", f"Training on {step.attempt.train_rows:,} samples.")
-            result = run_child(context, children, step, module="train", job=job, result=TrainResult)
+            result = run_step_child(context, children, step, module="train", job=job, result=TrainResult)
             kept = _keep(step, base, recipe, result, Path(job.out_dir))
         step.advance(
             "checkpoint_ready",
@@ -54,14 +55,6 @@ def adapter(
             gpu_seconds=round(kept["seconds"]),
         )
         return dg.MaterializeResult(metadata=_said_of(step, kept))
-
-
-def frozen_base(step: StepRun) -> BaseModel:
-    """The base model that the attempt froze. Raises BaseChanged when its folder is another one by now."""
-    base = resolve(step.attempt.frozen["model_id"], step.store.settings.models_dir)
-    if base.digest != step.attempt.frozen["base_digest"]:
-        raise BaseChanged(base.model_id, step.attempt.frozen["base_digest"], base.digest)
-    return base
 
 
 def load_check(step: StepRun) -> None:
@@ -74,8 +67,13 @@ def load_check(step: StepRun) -> None:
     assert attempt.base_digest is not None
     assert attempt.adapter_digest is not None
     step.store.artifacts.open(attempt.adapter_digest, verify=True)
-    verify(frozen_base(step).path, attempt.base_digest)
+    verify(frozen_base(step.store, step.attempt).path, attempt.base_digest)
     prepare(step.store.settings, base_digest=attempt.base_digest, adapters=[attempt.adapter_digest])
+
+
+def base_name(base: BaseModel) -> str:
+    """What an adapter's config calls its base: a hub id, or a folder's name, never a path of this machine."""
+    return base.path.name if base.model_id == str(base.path) else base.model_id
 
 
 def _kept_before(step: StepRun) -> dict[str, Any] | None:
@@ -88,14 +86,15 @@ def _job(step: StepRun, base: BaseModel) -> tuple[TrainJob, Recipe]:
     """Write the rows where the child reads them, and resolve the recipe from them."""
     rows = step.rows(TRAINING_SETS).sort("ordinal")
     folder = step.work_folder("train")
+    shutil.rmtree(folder / "adapter", ignore_errors=True)  # of a try that ended before it was kept
     rows_path = folder / "rows.jsonl"
     columns = ["sample_id", "role", "messages", "tools", "right_answer"]
     rows_path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.select(columns).to_dicts()))
+    sizes = rows.select(pl.col("messages", "right_answer").str.len_bytes()).sum_horizontal().to_list()
     recipe = resolve_recipe(
         PipelineSettings.from_json(step.attempt.frozen["settings"]).training,
         rows=rows.filter(pl.col("role") == "train").height,
-        mean_bytes=float(rows["messages"].str.len_bytes().mean() or 0)
-        + float(rows["right_answer"].str.len_bytes().mean() or 0),
+        mean_bytes=sum(sizes) / max(len(sizes), 1),
         family=base.family,
     )
     job = TrainJob(
@@ -104,10 +103,11 @@ def _job(step: StepRun, base: BaseModel) -> tuple[TrainJob, Recipe]:
         seed=step.pipeline.seed % 2**31,
         base_path=str(base.path),
         base_digest=base.digest,
+        base_name=base_name(base),
         rows_path=str(rows_path),
         out_dir=str(folder / "adapter"),
         max_length=step.attempt.frozen["length"]["max_tokens"],
-        **dataclasses.asdict(recipe),
+        **recipe_fields(recipe),
     )
     return job, recipe
 
@@ -125,7 +125,7 @@ def _keep(step: StepRun, base: BaseModel, recipe: Recipe, result: TrainResult, f
         "tokens": result.tokens,
         "seconds": result.seconds,
         "recipe": json.dumps(dataclasses.asdict(recipe)),
-        "curve": json.dumps(result.curve),
+        "curve": json.dumps([dataclasses.asdict(point) for point in result.curve]),
         "created_at": utc_now(),
     }
     step.write(ADAPTERS, pl.DataFrame([row], schema_overrides=ADAPTERS.schema))

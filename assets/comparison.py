@@ -6,14 +6,15 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from assets.adapter import adapter, frozen_base
-from assets.children import lease_ref, run_child
+from assets.adapter import adapter
+from assets.children import lease_ref, run_step_child
 from assets.metadata import definition_metadata, records_table, written
 from assets.steps import StepRun, attempt_step, utc_now
 from assets.training_set import Results, holdout
 from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
 from loop_dagster.models.judge import Case, judge_answers, open_judge
 from loop_dagster.models.report_pictures import as_markdown, scores_png
+from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision, decide, too_few_left
 from loop_dagster.settings import Settings
@@ -177,7 +178,7 @@ def _answered(
     questions, out = folder / "questions.jsonl", folder / "answers.jsonl"
     lines = (json.dumps(row, ensure_ascii=False) for row in left.select("sample_id", "messages", "tools").to_dicts())
     questions.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    base = frozen_base(step)
+    base = frozen_base(step.store, step.attempt)
     live = step.store.versions.live(step.pipeline.tag)
     assert step.attempt.adapter_digest is not None
     job = AnswerJob(
@@ -192,7 +193,7 @@ def _answered(
         max_length=MOST_ANSWERED_TOKENS,
         lease=lease_ref(step),
     )
-    run_child(context, children, step, module="answer", job=job, result=AnswerResult)
+    run_step_child(context, children, step, module="answer", job=job, result=AnswerResult)
     own = {column.name for column in ATTEMPT_COLUMNS}
     return pl.read_ndjson(out, schema={name: dtype for name, dtype in ANSWERS.schema.items() if name not in own})
 

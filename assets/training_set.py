@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
+from assets.children import lease_ref
 from assets.lengths import count_long_rows
 from assets.metadata import definition_metadata, records_table, written
 from assets.steps import StepRun, attempt_step, utc_now
@@ -43,7 +44,9 @@ def selection(context: dg.AssetExecutionContext, store: StoreResource, children:
         rows = step.rows(SELECTIONS)
         if rows.is_empty():
             drain(step.store, holder=f"run {context.run.run_id}")
-            count_long_rows(context, children, step)
+            frozen = frozen_pipeline(step.pipeline, step.attempt)
+            folder = step.work_folder("lengths")
+            count_long_rows(context, children, step.store, frozen, folder=folder, lease=lease_ref(step))
             rows = _freeze(step)
         counts = dict(rows.group_by("reason").len().iter_rows())
         train = rows.filter(pl.col("role").is_in(["train", "check"])).height

@@ -13,6 +13,7 @@ import dagster as dg
 from assets.adapter import adapter
 from assets.comparison import answers, judgements, report
 from assets.intake import intake
+from assets.lengths import token_counts
 from assets.training_set import holdout, selection, training_set
 from assets.version import version
 from loop_dagster.jobs import STEP_JOBS, intake_job
@@ -21,7 +22,7 @@ from sensors.attempts import attempts as attempts_sensor
 from sensors.intake import intake as intake_sensor
 from sensors.progress import progress as progress_sensor
 
-ASSETS = (intake, selection, holdout, training_set, adapter, answers, judgements, report, version)
+ASSETS = (intake, token_counts, selection, holdout, training_set, adapter, answers, judgements, report, version)
 
 
 def build_defs(resources: Mapping[str, Any] | None = None) -> dg.Definitions:

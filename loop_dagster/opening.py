@@ -18,7 +18,6 @@ import polars as pl
 from loop_dagster.errors import BaseChanged, Refused
 from loop_dagster.models.base import BaseModel, resolve
 from loop_dagster.models.lengths import safe_bytes
-from loop_dagster.models.template import template_digest
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.samples_state import sample_state
 from loop_dagster.rules.schedule import ActiveAttempt, check_train_now, due_at
@@ -68,12 +67,20 @@ def base_of(store: Store, pipeline: Pipeline) -> BaseModel:
 def length_of(store: Store, base: BaseModel) -> Length:
     """Training length of a base on this installation (rules.md, Usable) and what is needed to count by it."""
     longest = min(base.max_length, store.settings.max_training_length)
-    return Length(longest, safe_bytes(base.path, longest), template_digest(base.path))
+    return Length(longest, safe_bytes(base.path, longest), base.digest)
 
 
 def frozen_pipeline(pipeline: Pipeline, attempt: Attempt) -> Pipeline:
     """The pipeline with the settings that the attempt froze when it opened."""
     return dataclasses.replace(pipeline, settings=PipelineSettings.from_json(attempt.frozen["settings"]))
+
+
+def frozen_base(store: Store, attempt: Attempt) -> BaseModel:
+    """The base model that the attempt froze. Raises BaseChanged when its folder is another one by now."""
+    base = resolve(attempt.frozen["model_id"], store.settings.models_dir)
+    if base.digest != attempt.frozen["base_digest"]:
+        raise BaseChanged(base.model_id, attempt.frozen["base_digest"], base.digest)
+    return base
 
 
 def frozen_length(attempt: Attempt) -> Length:

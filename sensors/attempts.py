@@ -4,9 +4,9 @@ import json
 from datetime import UTC, datetime
 
 import dagster as dg
-from loop_dagster.opening import Opened, fingerprint, look
 
 from loop_dagster.jobs import training_job
+from loop_dagster.opening import Opened, fingerprint, look
 from loop_dagster.partitions import ATTEMPTS, AttemptKey
 from resources import StoreResource
 from sensors.requests import request

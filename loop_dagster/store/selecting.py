@@ -33,7 +33,7 @@ class Length:
     """What limits the length of a training row.
 
     `max_tokens` is the training length; `safe_bytes` the UTF-8 bytes up to which no row can pass it, so that it is
-    never tokenised; `tokenizer` the digest of tokenizer and template that counts are kept under.
+    never tokenised; `tokenizer` the digest of the base, which covers tokenizer and template: counts are kept under it.
     """
 
     max_tokens: int
@@ -129,12 +129,16 @@ def _unfit(
     """Pairs that cannot be trained on with `why`, those not yet counted among them, and the uncounted ones alone."""
     half = length.safe_bytes // 2  # one of prompt+answer and correction must be longer, if both together are
     answers_long = keys.feedback.filter(pl.col("right_bytes") > half).select("sample_id").collect()["sample_id"]
-    long_ones = keys.samples.filter((pl.col("bytes") > half) | pl.col("sample_id").is_in(answers_long.implode()))
+    odd = pl.col("flag").is_not_null()  # a template may refuse what was flagged at import, however short it is
+    suspects = odd | (pl.col("bytes") > half) | pl.col("sample_id").is_in(answers_long.implode())
+    long_ones = keys.samples.filter(suspects)
     nothing = pl.DataFrame(schema=PAIR_SCHEMA)
     if long_ones.select(pl.len()).collect().item() == 0:
         return nothing, nothing
     rows = selected(long_ones, keys.feedback, keys.labels, scope=scope, now=now)
-    rows = rows.filter((pl.col("longest") > length.safe_bytes) & pl.col("right_key").is_not_null())
+    flagged = long_ones.filter(odd).select("sample_id").collect()["sample_id"]
+    doubtful = (pl.col("longest") > length.safe_bytes) | pl.col("sample_id").is_in(flagged.implode())
+    rows = rows.filter(doubtful & pl.col("right_key").is_not_null())
     pairs = rows.select(list(PAIR_SCHEMA))
     known = pairs.join(_counts(store, length, pairs), on=list(PAIR_SCHEMA), how="left")
     bad = known.filter(
