@@ -24,7 +24,7 @@ import time
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -73,7 +73,7 @@ class Job(Protocol):
     def seed(self) -> int: ...
 
 
-def write_atomic(path: Path, data: Mapping[str, Any]) -> None:
+def write_atomic(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Replace `path` with `data` as JSON; a reader sees the old or the new file, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -102,11 +102,19 @@ class Template:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end an answer: end tokens of tokenizer and generation settings, and what the template puts after."""
-        after = self._text([*_PROBE_CHAT, {"role": "assistant", "content": _PROBE}]).rpartition(_PROBE)[2]
         special = set(self.tokenizer.all_special_ids) | set(self.tokenizer.added_tokens_decoder)
-        first = next((i for i in self._ids(after)[:2] if i in special and self.tokenizer.decode([i]).strip()), None)
+        first = next((i for i in self._after[:2] if i in special and self.tokenizer.decode([i]).strip()), None)
         ids = _ids(self.tokenizer.eos_token_id) | set(self.eos_ids) | ({first} if first is not None else set())
         return tuple(sorted(ids))
+
+    @cached_property
+    def _after(self) -> list[int]:
+        """What the template puts after an answer at the end of a conversation."""
+        return self._ids(self._text([*_PROBE_CHAT, {"role": "assistant", "content": _PROBE}]).rpartition(_PROBE)[2])
+
+    @cached_property
+    def _closes_answers(self) -> bool:
+        return any(i in self.stop_ids for i in self._after)
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -150,6 +158,32 @@ class Template:
             else:
                 found.append(self._encoded(row, prompt, full, next(prompts), next(fulls)))
         return found
+
+    def sizes(self, rows: Sequence[Row]) -> list[int | RowRefusal]:
+        """How many tokens `encode` gives each row, for half the work: only whole conversations are tokenised.
+
+        Where a token spans the border between prompt and answer the count may be one or two lower than `encode`'s.
+        """
+        pairs = [(self._try(row, prompt=True), self._try(row, prompt=False)) for row in rows]
+        ids = iter(self._batch([full for prompt, full in pairs if isinstance(prompt, str) and isinstance(full, str)]))
+        return [self._size(row, prompt, full, ids) for row, (prompt, full) in zip(rows, pairs, strict=True)]
+
+    def _size(
+        self, row: Row, prompt: str | RowRefusal, full: str | RowRefusal, ids: Iterator[list[int]]
+    ) -> int | RowRefusal:
+        if isinstance(prompt, RowRefusal):
+            return prompt
+        if isinstance(full, RowRefusal):
+            return full
+        found = next(ids)
+        if not full.startswith(prompt):
+            return RowRefusal(row.key, "prompt_not_prefix", _NOT_PREFIX)
+        answer = _plain(row.answer or {"role": "assistant"})
+        if not answer["content"].strip() and "tool_calls" not in answer:
+            return RowRefusal(row.key, "no_label", _NO_LABEL)
+        if not self._closes_answers:
+            return len(found) + 1
+        return next(i for i in range(len(found), 0, -1) if found[i - 1] in self.stop_ids)
 
     def read_answer(self, text: str) -> dict[str, Any]:
         """The assistant message that a generated text is (special tokens already dropped).
@@ -212,9 +246,7 @@ class Template:
         else:
             learned_set = set(learned)
         if not any(ids[i] not in self._blank_ids for i in learned_set - {len(ids) - 1}):
-            return RowRefusal(
-                row.key, "no_label", "The answer has neither text nor a tool call that the template shows."
-            )
+            return RowRefusal(row.key, "no_label", _NO_LABEL)
         labels = [token if i in learned_set else IGNORED for i, token in enumerate(ids)]
         return Encoded(row.key, array("i", ids), array("i", labels), start)
 
@@ -289,6 +321,7 @@ _NOT_PREFIX = (
     "The model's chat template writes the conversation with an answer differently from the prompt alone, so what is "
     "learned would not be what is asked later."
 )
+_NO_LABEL = "The answer has neither text nor a tool call that the template shows."
 
 
 def stop_ids(tokenizer: Any, generation_config: Any = None) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from loop_dagster.errors import AdapterRefused, NoLabels, NothingToTrain
 from loop_dagster.models import base
@@ -72,13 +72,12 @@ def recipe_fields(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(recipe, name) for name in (*names, "patience", "keep")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """Losses at one optimiser step; either may be missing."""
+class CurvePoint(TypedDict):
+    """Losses at one optimiser step; either may be null."""
 
     step: int
-    train_loss: float | None = None
-    check_loss: float | None = None
+    train_loss: float | None
+    check_loss: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +164,11 @@ def read_rows(path: Path, template: Template, *, max_length: int, reporter: Repo
 
 def thinned(curve: Sequence[CurvePoint], limit: int = CURVE_POINTS) -> tuple[CurvePoint, ...]:
     """At most `limit` points in order: every check, the first and last point, and the rest evenly spread."""
-    points = sorted(curve, key=lambda point: point.step)
+    points = sorted(curve, key=lambda point: point["step"])
     if len(points) <= limit:
         return tuple(points)
     ends = (0, len(points) - 1)
-    must = {i for i, point in enumerate(points) if point.check_loss is not None or i in ends}
+    must = {i for i, point in enumerate(points) if point["check_loss"] is not None or i in ends}
     rest = [i for i in range(len(points)) if i not in must]
     room = max(0, limit - len(must))
     chosen = {rest[i * len(rest) // room] for i in range(room)}
@@ -235,7 +234,7 @@ def train(job: TrainJob, reporter: Reporter) -> TrainResult:
 
 def _result(job: TrainJob, rows: Rows, precision: Precision, loop: Any, seconds: float) -> TrainResult:
     points: list[CurvePoint] = loop.curve()
-    seen = [point.train_loss for point in points if point.step <= loop.kept_step and point.train_loss is not None]
+    seen = [p["train_loss"] for p in points if p["step"] <= loop.kept_step and p["train_loss"] is not None]
     unit = 1 if sys.platform == "darwin" else 1024
     return TrainResult(
         adapter_dir=job.out_dir,
