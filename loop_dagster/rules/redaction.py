@@ -15,6 +15,7 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
@@ -32,9 +33,6 @@ def marker(kind: Kind) -> str:
     return f"[redacted:{kind}]"
 
 
-_SUSPECT: Final = re.compile(patterns.SUSPECT)
-
-
 def suspect_expression(text: pl.Expr) -> pl.Expr:
     """Whether `redact` could change a text; true for every text that it would change, and for a few more.
 
@@ -48,21 +46,19 @@ def suspects(texts: pl.Series) -> pl.Series:
     return pl.DataFrame({"text": texts}).select(suspect_expression(pl.col("text"))).to_series().rename(texts.name)
 
 
-_Replace: TypeAlias = Callable[[re.Match[str]], str]
-
-
 def redact(text: str) -> tuple[str, Counts]:
     """The text with every secret replaced by its marker, and how many of each kind there were.
 
     Doing it again changes nothing.
     """
-    counts: Counter[Kind] = Counter()
-    while _SUSPECT.search(text):
-        changed, found = _redact_once(text)
+    changed, counts = _redact_once(text)
+    if not counts:
+        return text, {}
+    while True:  # a marker can leave something beside it that now stands alone
+        changed, found = _redact_once(changed)
         if not found:
-            break
-        text, counts = changed, counts + found
-    return text, dict(counts)
+            return changed, dict(counts)
+        counts += found
 
 
 def _redact_once(text: str) -> tuple[str, Counter[Kind]]:
@@ -90,33 +86,28 @@ def _redact_plain(text: str) -> tuple[str, Counter[Kind]]:
         counts[kind] += 1
         return f"{before}{marker(kind)}{after}"
 
-    def whole(kind: Kind) -> _Replace:
-        return lambda match: put(kind)
-
-    def captured(kind: Kind) -> _Replace:
-        def replace(match: re.Match[str]) -> str:
-            group = match.lastindex or 0
-            return put(
-                kind, match[0][: match.start(group) - match.start()], match[0][match.end(group) - match.start() :]
-            )
-
-        return replace
-
-    text = patterns.PRIVATE_KEY.sub(whole("private_key"), text)
-    text = patterns.JWT.sub(whole("jwt"), text)
-    text = patterns.AWS_ID.sub(whole("aws_key"), text)
-    text = patterns.AWS_SECRET.sub(captured("aws_key"), text)
-    text = patterns.API_KEY.sub(lambda match: match[0] if _is_words(match[0]) else put("api_key"), text)
-    text = patterns.IN_CONTEXT.sub(captured("api_key"), text)
-    text = patterns.EMAIL.sub(lambda match: _email(match, put), text)
-    text = patterns.SSN.sub(lambda match: _ssn(match, put), text)
-    text = patterns.DIGITS.sub(lambda match: _card(match, put), text)
-    text = patterns.IPV6.sub(lambda match: _ipv6(match, put), text)
-    text = patterns.IPV4.sub(lambda match: _ipv4(match, put), text)
+    lowered = text.lower()
+    for may_hold, pattern, replace in _STEPS:
+        if may_hold(text, lowered):
+            text = pattern.sub(partial(replace, put), text)
     return text, counts
 
 
 _Put: TypeAlias = Callable[..., str]
+
+
+def _whole(kind: Kind, put: _Put, match: re.Match[str]) -> str:
+    return put(kind)
+
+
+def _captured(kind: Kind, put: _Put, match: re.Match[str]) -> str:
+    """The marker in place of the group that matched; what stands around it is context and stays."""
+    whole, (start, end), offset = match[0], match.span(match.lastindex or 0), match.start()
+    return put(kind, whole[: start - offset], whole[end - offset :])
+
+
+def _api_key(put: _Put, match: re.Match[str]) -> str:
+    return match[0] if _is_words(match[0]) else put("api_key")
 
 
 def _is_words(key: str) -> bool:
@@ -127,7 +118,7 @@ def _is_words(key: str) -> bool:
     return len(parts) > 1 and all(len(part) < 16 and part.isalpha() and part.islower() for part in parts)
 
 
-def _email(match: re.Match[str], put: _Put) -> str:
+def _email(put: _Put, match: re.Match[str]) -> str:
     if match[2].rpartition(".")[2].lower() in patterns.FILE_ENDS:
         return match[0]
     # The first letter after a backslash belongs to an escape such as \n, not to the address.
@@ -137,7 +128,7 @@ def _email(match: re.Match[str], put: _Put) -> str:
     return put("email", match[0][:kept]) if len(local) > kept else match[0]
 
 
-def _ssn(match: re.Match[str], put: _Put) -> str:
+def _ssn(put: _Put, match: re.Match[str]) -> str:
     parts = [part for part in match.groups() if part is not None]
     if not parts:
         return match[0]  # a UUID
@@ -180,21 +171,23 @@ def _glued(text: str, start: int, step: int) -> bool:
     return beyond.isdigit() or len(letters) < 3 or set(letters.lower()) <= set("abcdef")
 
 
-def _card(match: re.Match[str], put: _Put) -> str:
+def _card(put: _Put, match: re.Match[str]) -> str:
     run = match[1]
     if run is None or len(run) < 13:
         return match[0]
     text, start, end = match.string, match.start(), match.end()
     groups = [(found.start(), found.end()) for found in patterns.GROUP.finditer(run)]
-    digits = sum(last - first for first, last in groups)
+    digits, loose = sum(last - first for first, last in groups), True
     before = text[start - 1] if start else " "
-    if before == "+" and digits <= 15:
+    if before == "+" and len(groups) == 1 and digits <= 15:
         return run  # a telephone number
+    if before == "+" and len(groups) > 1:
+        groups, loose = groups[1:], False  # one in groups, with something after it perhaps
     if _glued(text, start - 1, -1) or (before in ".," and start > 1 and text[start - 2].isdigit()):
         groups = groups[1:]
     if groups and _glued(text, end, 1):
         groups = groups[:-1]
-    spans = _card_spans(run, groups)
+    spans = _card_spans(run, groups, loose=loose)
     result, position = "", 0
     for first, last in spans:
         result += put("card", run[position:first])
@@ -202,15 +195,16 @@ def _card(match: re.Match[str], put: _Put) -> str:
     return result + run[position:]
 
 
-def _card_spans(run: str, groups: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where cards lie in a run of digit groups: the whole run, or whole groups of it in a grouping that cards have."""
+def _card_spans(run: str, groups: list[tuple[int, int]], *, loose: bool) -> list[tuple[int, int]]:
+    """Where cards lie in a run of digit groups: whole groups of it in a grouping that cards have, or, if `loose`, the
+    whole run in any grouping."""
 
     def digits(chosen: list[tuple[int, int]]) -> str:
         return "".join(run[first:last] for first, last in chosen)
 
     lengths = tuple(last - first for first, last in groups)
     # A list of small numbers is none, whatever its digits say.
-    if groups and sum(lengths) <= 19 and max(lengths) >= 3 and is_card(digits(groups)):
+    if loose and groups and sum(lengths) <= 19 and max(lengths) >= 3 and is_card(digits(groups)):
         return [(groups[0][0], groups[-1][1])]
     spans, index = [], 0
     while index < len(groups):
@@ -232,7 +226,7 @@ def _card_spans(run: str, groups: list[tuple[int, int]]) -> list[tuple[int, int]
 # addresses
 
 
-def _ipv6(match: re.Match[str], put: _Put) -> str:
+def _ipv6(put: _Put, match: re.Match[str]) -> str:
     run, text = match[0], match.string
     if run.count(":") < 2:
         return run
@@ -270,11 +264,60 @@ def _is_ipv6(address: str) -> bool:
     return any(len(group) >= 3 for group in groups) and any(sign.isdigit() for sign in address)
 
 
-def _ipv4(match: re.Match[str], put: _Put) -> str:
+def _ipv4(put: _Put, match: re.Match[str]) -> str:
     if any(int(part) > 255 for part in match.groups()):
         return match[0]
     before = match.string[max(0, match.start() - 40) : match.start()]
     return match[0] if patterns.VERSION_BEFORE.search(before) else put("ip")
+
+
+# the steps, in order: a later pattern must not see the inside of an earlier secret
+
+#: By the sign that each has, so that most texts are cleared by looking for the sign alone.
+_KEY_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "_": (
+        *("_live_", "_test_", "whsec_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "npm_"),
+        *("dop_v1_", "shpat_", "shpca_", "shppa_", "shpss_", "lin_api_", "ntn_", "gsk_", "r8_"),
+    ),
+    "-": (
+        *("sk-", "xox", "xapp-", "glpat-", "glptt-", "gldt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glagent-"),
+        *("glimt-", "GOCSPX-", "pypi-", "xai-", "pplx-", "key-"),
+    ),
+    "": ("AIza", "ya29.", "SG.", "dapi", "SK"),
+}
+
+
+def _has_key_sign(text: str, _: str) -> bool:
+    for sign, beginnings in _KEY_SIGNS.items():
+        if sign in text:
+            for beginning in beginnings:
+                if beginning in text:
+                    return True
+    return ":" in text and patterns.BOT_KEY.search(text) is not None
+
+
+def _has_ssn(text: str, lowered: str) -> bool:
+    return patterns.SSN_LIKE.search(text) is not None or "ssn" in lowered or "social security" in lowered
+
+
+#: May the text hold this kind (a cheap look, given the lower-cased text too), pattern, what stands for a match.
+_STEPS: Final[tuple[tuple[Callable[[str, str], bool], re.Pattern[str], Callable[[_Put, re.Match[str]], str]], ...]] = (
+    (lambda text, _: "PRIVATE KEY" in text, patterns.PRIVATE_KEY, partial(_whole, "private_key")),
+    (lambda text, _: "eyJ" in text, patterns.JWT, partial(_whole, "jwt")),
+    (lambda text, _: "AKIA" in text or "ASIA" in text, patterns.AWS_ID, partial(_whole, "aws_key")),
+    (lambda _, low: "secret" in low or "token" in low, patterns.AWS_SECRET, partial(_captured, "aws_key")),
+    (_has_key_sign, patterns.API_KEY, _api_key),
+    (
+        lambda _, low: any(word in low for word in ("key", "token", "secret", "bearer", "basic")),
+        patterns.IN_CONTEXT,
+        partial(_captured, "api_key"),
+    ),
+    (lambda text, _: "@" in text or "%40" in text or "&#" in text, patterns.EMAIL, _email),
+    (_has_ssn, patterns.SSN, _ssn),
+    (lambda text, _: patterns.CARD_LIKE.search(text) is not None, patterns.DIGITS, _card),
+    (lambda text, _: "::" in text or text.count(":") >= 6, patterns.IPV6, _ipv6),
+    (lambda text, _: text.count(".") >= 3, patterns.IPV4, _ipv4),
+)
 
 
 # JSON values

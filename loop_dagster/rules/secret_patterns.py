@@ -55,6 +55,7 @@ AWS_SECRET: Final = re.compile(
 )
 _VENDORS: Final = r"sk-(?:proj|ant|svcacct|admin|or|live|test)-"
 VENDOR_KEY: Final = re.compile(_VENDORS)
+BOT_KEY: Final = re.compile(r"[0-9]{8}:[0-9A-Za-z_-]{35}")
 API_KEY: Final = re.compile(
     _LEFT
     + r"(?:"
@@ -106,7 +107,9 @@ EMAIL: Final = re.compile(
 FILE_ENDS: Final = frozenset({"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "json", "html", "pdf", "txt"})
 _UUID: Final = r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}(?![0-9A-Za-z])"
 DIGITS: Final = re.compile(rf"{_UUID}|([0-9]+(?:{_SEPARATOR}[0-9]+)*)")
+CARD_LIKE: Final = re.compile(rf"[0-9](?:{_SEPARATOR}?[0-9]){{12}}")
 GROUP: Final = re.compile(r"[0-9]+")
+SSN_LIKE: Final = re.compile(r"[0-9]-[0-9]{2}-[0-9]{4}")
 SSN: Final = re.compile(
     rf"{_UUID}|(?<![0-9])(?<![0-9]-)([0-9]{{3}})-([0-9]{{2}})-([0-9]{{4}})(?![0-9])(?!-[0-9])"
     r"|(?<!redacted:)(?i:\bssn|\bsocial security(?: number| no\.?)?)(?:[\s\"'\\:=#.(-]|\bis\b){1,12}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 
 import polars as pl
 import pytest
@@ -299,6 +301,47 @@ def test_one_row_folds_as_in_a_column(texts: list[str]) -> None:
     column = canonical.fold_prompt(pl.Series("p", [f"user\x1d{text}" for text in texts]))
     assert column.name == "p"
     assert column.to_list() == [fold(text) for text in texts]
+
+
+def test_what_is_taken_for_stable_is_what_normalising_leaves_alone() -> None:
+    stable = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    found = pl.Series(stable).str.contains(f"^[{canonical._STABLE}]$")
+    for sign in pl.Series(stable).filter(found):
+        assert unicodedata.normalize("NFKC", sign) == sign
+        assert unicodedata.combining(sign) == 0
+        # Nothing stable composes with something before it.
+        assert all(unicodedata.is_normalized("NFKC", base + sign) for base in "aeE가か")
+
+
+def test_the_ascii_part_of_what_is_folded_is_the_whole_ascii_part() -> None:
+    signs = [chr(code) for code in range(128)]
+    folded = [sign for sign in signs if unicodedata.category(sign).startswith("P") or sign in "` \t\n\v\f\r"]
+    assert sorted(canonical._FOLDED_ASCII.decode()) == sorted(folded)
+    kept = pl.Series(signs).filter(pl.Series(signs).str.contains(f"[{canonical._FOLDED}]"))
+    assert sorted(kept) == sorted(folded)
+
+
+@given(st.lists(TEXT.filter(lambda text: not set(text) & {"\x1d", "\x1e"}), min_size=1, max_size=4))
+@settings(max_examples=300)
+def test_folding_is_what_the_rule_says(texts: list[str]) -> None:
+    """The rule once more, sign by sign."""
+    for text, folded in zip(
+        texts, canonical.fold_prompt(pl.Series([f"user\x1d{text}" for text in texts])), strict=True
+    ):
+        lowered = str(pl.Series([unicodedata.normalize("NFKC", text)]).str.to_lowercase()[0])
+        out, gap = [], False
+        for sign in lowered:
+            if re.match(
+                r"[`\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]", sign
+            ) or unicodedata.category(sign).startswith("P"):
+                gap = True
+                continue
+            if gap and out and unicodedata.category(out[-1]) == "Nd" and unicodedata.category(sign) == "Nd":
+                out.append("\x1f")
+            out.append(sign)
+            gap = False
+        if unicodedata.unidata_version >= "16" or all(unicodedata.category(sign) != "Cn" for sign in text):
+            assert folded == "user\x1d" + ("".join(out) or lowered)
 
 
 @given(TEXT, st.sampled_from([" ", "\n", "!", "?", ".", "…", "`", "—", "«", "\u00a0"]))

@@ -119,7 +119,7 @@ def test_secrets_become_markers(text: str, clean: str) -> None:
         "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
         "1732886400000 1732886400000000",
         "$4,111.50 and 1.234.567,89 EUR and 1,234,567,890,123,456",
-        "+49 170 12345678, 1-800-555-1234, (555) 123-4567, 01.23.45.67.89",
+        "+49 170 1234567 5960, +49 170 12345678, 1-800-555-1234, (555) 123-4567, 01.23.45.67.89",
         "000-12-3456 666-12-3456 912-12-3456 123-00-4567 123-45-0000",
         "2026-11-29 10:20:30, 29.11.2026, 10:20:30.123456, 2026-11-29T10:20:30Z",
         "v1.2.3.4, V 1.2.3.4, version 1.2.3.4, Version: 1.2.3.4, VERSION=1.2.3.4, version `1.2.3.4`",
@@ -286,7 +286,7 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
 def test_the_prefilter_never_misses(texts: list[str]) -> None:
     """Neither over decoded strings nor over the canonical JSON, and even JSON in JSON, that holds them."""
     texts = [text.encode("utf-8", "replace").decode() for text in texts]
-    changed = [bool(redaction._redact_once(text)[1]) for text in texts]  # without the gate that `redact` has
+    changed = [bool(redaction._redact_once(text)[1]) for text in texts]  # one pass of the exact redactor
     once = [canonical.dumps(text) for text in texts]
     for column in (texts, once, [canonical.dumps(text) for text in once]):
         for change, suspect in zip(changed, suspects(pl.Series(column)), strict=True):
