@@ -29,7 +29,7 @@ _OVERLAP_MS = 600_000
         dg.AssetCheckSpec("sound", asset=table.name, description="Great Expectations on keys and words of changed rows")
         for table in (SAMPLES, FEEDBACK, LABELS)
     ],
-    name="intake",
+    name="drain",
 )
 def intake(
     context: dg.AssetExecutionContext, store: StoreResource

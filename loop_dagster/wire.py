@@ -11,8 +11,8 @@ from typing import Any
 
 from loop_dagster.rules.explain import explain
 from loop_dagster.rules.states import outcome_of
-from loop_dagster.store.records import Attempt
 from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.records import Attempt
 from loop_dagster.store.versions import Version
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ def home(tmp_path: Path) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(request: pytest.FixtureRequest) -> Path:
+    """Folder of a real tiny chat model (tests/models/tiny.py); built on first use and kept in pytest's cache."""
+    import tiny
+
+    cache = request.config.cache
+    assert cache is not None
+    return tiny.tiny_model(Path(cache.mkdir("tiny-model")))
 
 
 @pytest.fixture(scope="session")
@@ -74,21 +85,33 @@ def sqlite_url(home: Path) -> str:
     return f"sqlite:///{home / 'registry.db'}"
 
 
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy, since migrating takes a tenth of a second."""
+    path = tmp_path_factory.mktemp("template") / "registry.db"
+    template = Registry(f"sqlite:///{path}")
+    template.migrate()
+    template.dispose()
+    return path
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def registry(request: pytest.FixtureRequest) -> Iterator[Registry]:
     """A migrated registry; the test runs once on SQLite and once on PostgreSQL."""
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    registry = Registry(url)
-    registry.migrate()
+    if request.param == "sqlite":
+        yield request.getfixturevalue("sqlite_registry")
+        return
+    registry = Registry(request.getfixturevalue("postgres_url"))
     yield registry
     registry.dispose()
 
 
 @pytest.fixture
-def sqlite_registry(sqlite_url: str) -> Iterator[Registry]:
+def sqlite_registry(sqlite_url: str, sqlite_template: Path) -> Iterator[Registry]:
     """A migrated registry on SQLite alone, for tests of what stands on it."""
     registry = Registry(sqlite_url)
-    registry.migrate()
+    assert registry.path is not None
+    shutil.copy(sqlite_template, registry.path)
     yield registry
     registry.dispose()
 

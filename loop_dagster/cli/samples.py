@@ -77,12 +77,12 @@ def show(sample: Annotated[str, typer.Argument(help="A sample's id.")], as_json:
     row = store.samples.get(sample)
     if row is None:
         raise NotFound("sample", sample)
-    row["messages"] = json.loads(str(row["messages"]))
-    row["answer"] = json.loads(str(row["answer"])) if row["answer"] else None
+    turns: list[dict[str, Any]] = json.loads(str(row["messages"]))
+    answer: dict[str, Any] | None = json.loads(str(row["answer"])) if row["answer"] else None
     if as_json:
-        emit_json({"trace": row})
+        emit_json({"trace": {**row, "messages": turns, "answer": answer}})
         return
-    for message in [*row["messages"], *([row["answer"]] if row["answer"] else [])]:
+    for message in [*turns, *([answer] if answer else [])]:
         out.print(f"[bold]{message['role']}[/bold]  ", end="")
         out.print(message.get("content") or json.dumps(message.get("tool_calls")), markup=False)
     feedback = row["feedback"]
