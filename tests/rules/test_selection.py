@@ -332,6 +332,15 @@ def asked_of(selection: Selection, attempt_no: int) -> pl.DataFrame:
     return questions(held.with_columns(pl.col("held_by").fill_null(attempt_no)))
 
 
+def test_the_seeded_order_decides_and_not_the_order_of_arrival() -> None:
+    world = world_of(1_100)
+    rows = world.select().rows
+    held = rows.filter(pl.col("role") == "holdout")
+    assert held["rank"].max() < rows.filter(pl.col("role") != "holdout")["rank"].min()  # type: ignore[operator]
+    world.seed = 8
+    assert ids(world.select(), "holdout") != set(held["sample_id"])
+
+
 def test_questions_are_those_held_back_longest_at_most_1500() -> None:
     world = world_of(8_000, holdout={"percent": 15})
     first = world.run()
