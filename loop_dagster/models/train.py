@@ -43,7 +43,7 @@ class TrainJob:
     `rows_path`: JSON lines {sample_id, role: train|check, messages, tools, right_answer}. `out_dir`: the adapter's
     folder, which must not exist yet. `base_name`: what the adapter's config calls its base, never a path. Times of the
     recipe are optimiser steps; `patience` checks without improvement stop it, None never does. `max_length`: tokens of
-    prompt and answer; longer rows are left out.
+    prompt and answer; longer rows are left out. `pack` False keeps to TRL's padded batches where fast.py could pack.
     """
 
     work_dir: str
@@ -63,6 +63,7 @@ class TrainJob:
     keep: Literal["best", "last"]
     max_length: int
     seed: int
+    pack: bool = True
     lease: LeaseRef | None = None
 
 

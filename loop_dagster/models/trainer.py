@@ -55,7 +55,7 @@ class Loop:
         torch.manual_seed(job.seed)  # the adapter's first weights
         self.model = self._load()
         alone = precision.device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) == 1
-        self.packed = alone and fast.speed_up(self.model, self._probe_rows(), precision.dtype)
+        self.packed = alone and job.pack and fast.speed_up(self.model, self._probe_rows(), precision.dtype)
         self.trainer = self._trainer()
 
     def run(self) -> None:
