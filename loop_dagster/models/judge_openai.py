@@ -147,11 +147,11 @@ class OpenAIJudge:
         questions = " ".join(dimension.question for dimension in RUBRIC)
         task = (
             f"Which answer is better? {questions} The order in which they stand means nothing; say tie when neither is "
-            'better. Reply with JSON: {"preference": "first" | "second" | "tie"}.'
+            'better. Reply with JSON: {"better": "first" | "second" | "tie"}.'
         )
-        properties = {"preference": {"type": "string", "enum": ["first", "second", "tie"]}}
+        properties = {"better": {"type": "string", "enum": ["first", "second", "tie"]}}
         blocks = _blocks(case, {"FIRST ANSWER": first, "SECOND ANSWER": second})
-        preference = read_preference(self._ask(blocks, task, "preference", properties))
+        preference = read_preference(self._ask(blocks, task, "preference", properties), key="better")
         if preference is None:
             raise JudgeUnreadable(self.name, "preference", "replied with neither first, second nor tie")
         return preference

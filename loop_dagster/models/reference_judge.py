@@ -32,7 +32,7 @@ NAME = "reference (compares with the right answer; not a language model)"
 TIE_BAND = 0.02
 
 #: Weight of a token: what the answer is about counts most, the glue least.
-FACT, WORD, GLUE = 3.0, 1.0, 0.25
+FACT, WORD, GLUE = 3.0, 1.0, 0.15
 
 _GLUE_TEXT = (
     "a an the this that these those is are was were be been being am do does did has have had will would can could "
@@ -70,7 +70,8 @@ _MONTH_DAY = re.compile(rf"\b({_MONTH})\b\.?\s+(\d{{1,2}})(?:st|nd|rd|th)?,?\s+(
 _UNSPACED = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f"
 _TOKEN = re.compile(
     r"\d{4}-\d{2}-\d{2}"  # a date
-    r"|(?<![\w.])[-−]?\d+(?:,\d{3})+(?:\.\d+)?|(?<![\w.])[-−]?\d*\.?\d+(?![\w.]*\w)"  # a number standing alone
+    # A number standing alone. Nothing in it is given back: a page of digits must not be tried in every partition.
+    r"|(?<![\w.])[-−]?\d++(?:,\d{3})++(?:\.\d++)?(?!\w)|(?<![\w.])[-−]?(?:\d++(?:\.\d++)?|\.\d++)(?![\w.]*\w)"
     r"|[$€£¥%]"
     rf"|[{_UNSPACED}]"
     rf"|[^\W{_UNSPACED}]+(?:['’.\-][^\W{_UNSPACED}]+)*",  # a word, with what joins its parts
@@ -157,7 +158,7 @@ def _fold(raw: str) -> str:
     token = raw.casefold().replace("−", "-").removesuffix("'s")
     token = _NUMBER_WORDS.get(token, token)
     bare = token.replace(",", "")
-    if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)", bare):
+    if re.fullmatch(r"-?(\d++(?:\.\d*+)?|\.\d++)", bare):
         whole, dot, part = bare.partition(".")
         part = part.rstrip("0")
         sign = "-" if whole.startswith("-") else ""
