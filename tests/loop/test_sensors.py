@@ -1,0 +1,224 @@
+"""Sensors on a real instance and real stores: exactly one attempt per reason, whatever dies in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from loop_dagster.definitions import build_defs
+from loop_dagster.errors import NotEnoughSamples, Refused
+from loop_dagster.models.base import resolve
+from loop_dagster.opening import NotYet, Opened, anything_due, look, states_of, train_now
+from loop_dagster.rules.pipelines import PipelineSettings
+from loop_dagster.settings import Settings
+from loop_dagster.store.intake import import_for_pipeline
+from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.pipelines import Pipeline
+from resources import StoreResource
+from sensors.attempts import attempts as attempts_sensor
+from sensors.intake import intake as intake_sensor
+from sensors.progress import progress as progress_sensor
+
+KEY = "attempts"
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as instance:
+        yield instance
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return open_store(Settings(home=home))
+
+
+@pytest.fixture
+def pipeline(store: Store, tiny_model: Path) -> Pipeline:
+    digest = resolve(str(tiny_model), store.settings.models_dir).digest
+    return store.pipelines.create("Support", model_id=str(tiny_model), model_digest=digest, seed=7)
+
+
+def fill(store: Store, pipeline: Pipeline, path: Path, start: int, stop: int) -> None:
+    """Import good samples numbered from `start` to before `stop`."""
+    rows = ({"prompt": f"Where is parcel {n}?", "completion": f"Parcel {n} is on its way."} for n in range(start, stop))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    now = datetime.now(UTC)
+    import_for_pipeline(store, path, pipeline, holder="test", now=now, default_feedback="good")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "rows.jsonl"
+
+
+def tick(sensor: Any, instance: dg.DagsterInstance, store: Store, cursor: str | None = None) -> dg.SensorResult:
+    """One evaluation as the daemon makes it, up to what it would launch and remember."""
+    context = dg.build_sensor_context(
+        instance=instance,
+        cursor=cursor,
+        resources={"store": StoreResource(home=str(store.settings.root))},
+        definitions=build_defs(),
+    )
+    found = sensor(context)
+    if isinstance(found, dg.SkipReason):
+        return dg.SensorResult(skip_reason=found)
+    return found
+
+
+def said(result: dg.SensorResult) -> str:
+    assert isinstance(result.skip_reason, dg.SkipReason)
+    return str(result.skip_reason.skip_message)
+
+
+def test_nothing_opens_one_sample_short_and_one_opens_at_1100(store, pipeline, file, instance):
+    fill(store, pipeline, file, 0, 1099)
+    short = tick(attempts_sensor, instance, store)
+    assert not short.run_requests
+    assert "1,099 are there, 1 more to come" in said(short)
+    fill(store, pipeline, file, 1099, 1100)
+    met = tick(attempts_sensor, instance, store, short.cursor)
+    (request,) = met.run_requests
+    assert request.job_name == "training"
+    assert request.run_key == f"{pipeline.pipeline_id}/0001:training:1"
+    assert request.partition_key == f"{pipeline.pipeline_id}/0001"
+    assert [list(add.partition_keys) for add in met.dynamic_partitions_requests] == [[request.partition_key]]
+    again = tick(attempts_sensor, instance, store, met.cursor)
+    assert not again.run_requests
+    assert len(store.attempts.list()) == 1
+
+
+def test_an_unchanged_pipeline_is_not_counted_again(store, pipeline, file, instance):
+    fill(store, pipeline, file, 0, 10)
+    first = tick(attempts_sensor, instance, store)
+    second = tick(attempts_sensor, instance, store, first.cursor)
+    assert "Nothing changed" in said(second)
+    store.pipelines.edit(pipeline.tag, settings={"holdout": {"percent": 20}})
+    third = tick(attempts_sensor, instance, store, second.cursor)
+    assert "1,250" in said(third)
+
+
+def test_two_daemons_and_any_number_of_looks_open_one_attempt(store, pipeline, file, home):
+    fill(store, pipeline, file, 0, 1100)
+    now = datetime.now(UTC)
+
+    def one(_: int) -> Opened | NotYet:
+        mine = open_store(Settings(home=home))
+        return look(mine, mine.pipelines.get(pipeline.tag), now)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(16)))
+    assert sum(isinstance(one, Opened) for one in found) == 1
+    assert len(store.attempts.list()) == 1
+
+
+def test_a_daemon_that_dies_after_opening_is_made_good_by_progress(store, pipeline, file, instance):
+    fill(store, pipeline, file, 0, 1100)
+    tick(attempts_sensor, instance, store)  # its answer is lost: no partition, no cursor, no run
+    at_once = tick(progress_sensor, instance, store)
+    assert not at_once.run_requests  # the sensor that opened it may still be at it
+    with store.registry.write() as connection:
+        connection.exec_driver_sql("UPDATE attempts SET since = datetime(since, '-60 seconds')")
+    later = tick(progress_sensor, instance, store)
+    (request,) = later.run_requests
+    assert request.run_key == f"{pipeline.pipeline_id}/0001:training:1"
+    assert [list(add.partition_keys) for add in later.dynamic_partitions_requests] == [[request.partition_key]]
+
+
+def test_a_lost_step_gets_a_new_key_and_gives_up_after_three(store, pipeline, file, instance):
+    fill(store, pipeline, file, 0, 1100)
+    tick(attempts_sensor, instance, store)
+    (attempt,) = store.attempts.list()
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    for try_no in (1, 2, 3):
+        assert store.attempts.claim_step(attempt.run_id, "training", try_no, f"run-{try_no}", now=long_ago)
+        assert not store.attempts.claim_step(attempt.run_id, "training", try_no, "another", now=long_ago)
+        seen = tick(progress_sensor, instance, store)
+        keys = [request.run_key for request in seen.run_requests or []]
+        assert keys == ([f"{attempt.key}:training:{try_no + 1}"] if try_no < 3 else [])
+    failed = store.attempts.get(attempt.run_id)
+    assert (failed.state, failed.error_code) == ("failed", "STEP_LOST")
+    assert store.pipelines.get(pipeline.tag).failures == 1
+    waits = look(store, store.pipelines.get(pipeline.tag), datetime.now(UTC))
+    assert isinstance(waits, NotYet)
+    assert waits.next_look_at == failed.finished_at + timedelta(minutes=30)
+    assert not anything_due(store, datetime.now(UTC))
+    assert isinstance(look(store, store.pipelines.get(pipeline.tag), waits.next_look_at), Opened)
+
+
+def test_train_now_skips_the_wait_and_never_the_minimum(store, pipeline, file):
+    with pytest.raises(NotEnoughSamples) as short:
+        train_now(store, pipeline)
+    assert (short.value.details["have"], short.value.details["need"]) == (0, 1100)
+    fill(store, pipeline, file, 0, 1100)
+    store.pipelines.pause(pipeline.tag)
+    with pytest.raises(Refused) as paused:
+        train_now(store, store.pipelines.get(pipeline.tag))
+    assert paused.value.code == "RULE_PAUSED"
+    store.pipelines.resume(pipeline.tag)
+    opened = train_now(store, store.pipelines.get(pipeline.tag))
+    assert opened.trigger == "manual"
+    with pytest.raises(Refused) as active:
+        train_now(store, store.pipelines.get(pipeline.tag))
+    assert active.value.code == "RUN_ACTIVE"
+
+
+def test_a_schedule_delays_to_its_slot_and_opens_there(store, pipeline, file):
+    fill(store, pipeline, file, 0, 1100)
+    slot = {"schedule": {"every": "week", "weekday": 0, "hour_utc": 3}}
+    scheduled = store.pipelines.edit(pipeline.tag, settings={"train_when": slot})
+    saturday = datetime(2027, 2, 27, 23, 59, 59, tzinfo=UTC)
+    waits = look(store, scheduled, saturday)
+    assert isinstance(waits, NotYet)
+    sunday = datetime(2027, 2, 28, 3, tzinfo=UTC)
+    assert waits.next_look_at == sunday
+    opened = look(store, store.pipelines.get(pipeline.tag), sunday + timedelta(seconds=4))
+    assert isinstance(opened, Opened)
+    assert opened.attempt.trigger == "schedule"
+
+
+def test_an_attempt_keeps_the_settings_it_opened_with(store, pipeline, file):
+    fill(store, pipeline, file, 0, 1100)
+    opened = look(store, store.pipelines.get(pipeline.tag), datetime.now(UTC))
+    assert isinstance(opened, Opened)
+    store.pipelines.edit(pipeline.tag, settings={"training": {"epochs": 9}})
+    frozen = PipelineSettings.from_json(store.attempts.get(opened.attempt.run_id).frozen["settings"])
+    assert frozen.training.epochs is None
+    assert opened.attempt.revision == 1
+
+
+def test_every_selected_sample_has_a_state_with_a_sentence(store, pipeline, file):
+    fill(store, pipeline, file, 0, 1100)
+    states = states_of(store, pipeline, datetime.now(UTC))
+    assert dict(states.group_by("state").len().iter_rows()) == {"waiting": 1100}
+    assert states["reason"].null_count() == 0
+    assert states["sample_id"].n_unique() == 1100
+
+
+def test_intake_runs_for_a_bulk_import_and_not_again(store, pipeline, file, instance):
+    assert not tick(intake_sensor, instance, store).run_requests
+    fill(store, pipeline, file, 0, 5)
+    found = tick(intake_sensor, instance, store)
+    assert len(found.run_requests) == 1
+    job = build_defs({"store": StoreResource(home=str(store.settings.root))}).resolve_job_def("intake")
+    ended = job.execute_in_process(instance=instance)
+    assert ended.success
+    checks = ended.get_asset_check_evaluations()
+    assert {check.asset_key.to_user_string(): check.passed for check in checks} == {
+        "samples": True,
+        "feedback": True,
+        "labels": True,
+    }
+    event = instance.get_latest_materialization_event(dg.AssetKey("samples"))
+    assert event is not None
+    metadata = event.asset_materialization.metadata
+    assert metadata["dagster/row_count"].value == 5
+    assert "Where is parcel" not in str(metadata)
+    assert not tick(intake_sensor, instance, store, found.cursor).run_requests
