@@ -21,6 +21,20 @@ import sqlalchemy as sa
 
 from loop_dagster.store.registry import Registry
 
+#: What the modules of tests import, so that a new process only has to import the one module that it works for.
+PRELOADED = [
+    "alembic.command",
+    "hypothesis.strategies",
+    "loop_dagster.store.artifacts",
+    "loop_dagster.store.inbox",
+    "loop_dagster.store.leases",
+    "loop_dagster.store.pipelines",
+    "loop_dagster.store.versions",
+    "polars.testing",
+    "psycopg2",
+    "pytest",
+    "sqlalchemy.dialects.sqlite",
+]
 _numbers = itertools.count(1)
 
 
@@ -120,7 +134,7 @@ def sqlite_registry(sqlite_url: str, sqlite_template: Path) -> Iterator[Registry
 def processes() -> ForkServerContext:
     """Starts real processes quickly: they fork from a server that has imported the stores and opened nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["loop_dagster.store.versions", "loop_dagster.store.leases", "alembic.command"])
+    context.set_forkserver_preload(PRELOADED)
     return context
 
 

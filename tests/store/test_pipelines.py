@@ -221,7 +221,7 @@ def test_renames_that_cross_wait_for_nobody(store: Pipelines) -> None:
 
     def rename(tag: str, name: str) -> None:
         for _ in range(10):
-            barrier.wait()
+            barrier.wait(20)
             try:
                 Pipelines(store.registry).edit(tag, name=name)
             except Refused as error:
