@@ -72,6 +72,13 @@ FRAMES: dict[Form, tuple[str, ...]] = {
     ),
 }
 
+#: One frame per form that no conversation uses: questions in it are new sentences about known things.
+UNSEEN_FRAMES: dict[Form, str] = {
+    "ask": "Excuse me, {lower}",
+    "topic": "May I ask you for {x}?",
+    "clause": "Would you tell me {x}?",
+}
+
 
 class CompanyError(Exception):
     """A company file that cannot give what was asked of it; the message names the file and the fact."""
@@ -79,12 +86,12 @@ class CompanyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact: its answer and how people ask for it. `unseen` never becomes a training conversation."""
+    """One fact: its answer and how people ask for it. `reworded` never becomes a conversation."""
 
     id: str
     answer: str
     wordings: dict[Form, tuple[str, ...]]
-    unseen: str
+    reworded: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ def load(path: Path) -> Company:
                 id=fact["id"],
                 answer=fact["answer"],
                 wordings={form: tuple(fact[form]) for form in FRAMES},
-                unseen=fact["unseen"],
+                reworded=fact["reworded"],
             )
             for fact in raw["fact"]
         )
@@ -119,7 +126,7 @@ def load(path: Path) -> Company:
     except tomllib.TOMLDecodeError as error:
         raise CompanyError(f"{path} is not valid TOML: {error}.") from error
     except KeyError as error:
-        needed = ", ".join(("id", "answer", *FRAMES, "unseen"))
+        needed = ", ".join(("id", "answer", *FRAMES, "reworded"))
         raise CompanyError(f"{path}: the key {error} is missing. A company has name and facts of {needed}.") from error
 
 
@@ -160,7 +167,7 @@ def _candidates(fact: Fact, company: str, seed: int) -> Iterator[str]:
 def conversations(company: Company, *, seed: int, facts: int | None, phrasings: int) -> list[tuple[str, str]]:
     """The (prompt, answer) pairs, `facts × phrasings` of them, in the seed's order.
 
-    No two prompts fold to the same text, and none folds to an unseen question.
+    No two prompts fold to the same text, and none folds to an unseen or reworded question.
 
     Raises:
         CompanyError: when the company has fewer facts, or a fact fewer phrasings, than asked for.
@@ -170,7 +177,7 @@ def conversations(company: Company, *, seed: int, facts: int | None, phrasings: 
         raise CompanyError(
             f"{company.name} has {len(chosen)} facts, {facts} were asked for: add facts or lower --facts."
         )
-    taken = {fold(fact.unseen) for fact in company.facts}
+    taken = {fold(question) for question, _ in (*unseen(company, seed=seed), *reworded(company))}
     pairs: list[tuple[str, str]] = []
     for fact in chosen:
         before = len(pairs)
@@ -186,6 +193,24 @@ def conversations(company: Company, *, seed: int, facts: int | None, phrasings: 
                 "asked for: add wordings to it or lower --phrasings."
             )
     return sorted(pairs, key=lambda pair: _order(seed, *pair))
+
+
+def unseen(company: Company, *, seed: int) -> list[tuple[str, str]]:
+    """One (question, answer) per fact, in a frame that no conversation uses; the seed picks form and wording."""
+    found = []
+    for fact in company.facts:
+        options = [
+            _framed(wording, frame, company.name)
+            for form, frame in UNSEEN_FRAMES.items()
+            for wording in fact.wordings[form]
+        ]
+        found.append((min(options, key=lambda question: _order(seed, fact.id, question)), fact.answer))
+    return found
+
+
+def reworded(company: Company) -> list[tuple[str, str]]:
+    """One (question, answer) per fact in words that share little with its wordings."""
+    return [(fact.reworded, fact.answer) for fact in company.facts]
 
 
 def lines(pairs: Sequence[tuple[str, str]]) -> str:
@@ -208,6 +233,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--phrasings", type=int, default=25, help="phrasings of each fact (default: 25)")
     parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
     parser.add_argument("--unseen", type=Path, help="file for one more question per fact, never among the others")
+    parser.add_argument("--reworded", type=Path, help="file for one question per fact in quite other words")
     return parser.parse_args(argv)
 
 
@@ -233,7 +259,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _write(options.out, text)
     if options.unseen is not None:
-        _write(options.unseen, lines([(fact.unseen, fact.answer) for fact in company.facts[: options.facts]]))
+        _write(options.unseen, lines(unseen(company, seed=options.seed)[: options.facts]))
+    if options.reworded is not None:
+        _write(options.reworded, lines(reworded(company)[: options.facts]))
     return 0
 
 

@@ -49,19 +49,19 @@ def test_the_committed_files_are_what_the_script_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("company", COMPANIES)
 def test_a_company_gives_1100_different_prompts_of_44_facts(company: str, tmp_path: Path) -> None:
-    unseen = tmp_path / "unseen.jsonl"
-    made = pairs(generate("--company", company, "--unseen", str(unseen)).stdout)
-    asked_later = pairs(unseen.read_text(encoding="utf-8"))
+    unseen, reworded = tmp_path / "unseen.jsonl", tmp_path / "reworded.jsonl"
+    made = pairs(generate("--company", company, "--unseen", str(unseen), "--reworded", str(reworded)).stdout)
 
     assert len(made) == 1_100
-    assert len(asked_later) == 44
     prompts = {folded(prompt) for prompt, _ in made}
     assert len(prompts) == 1_100
-    assert len({folded(prompt) for prompt, _ in asked_later} - prompts) == 44
-
     answers = [answer for _, answer in made]
     assert {answers.count(answer) for answer in answers} == {25}
-    assert {answer for _, answer in asked_later} == set(answers)
+
+    for path in (unseen, reworded):
+        asked_later = pairs(path.read_text(encoding="utf-8"))
+        assert len({folded(prompt) for prompt, _ in asked_later} - prompts) == len(asked_later) == 44
+        assert {answer for _, answer in asked_later} == set(answers)
     assert len({folded(answer) for answer in answers}) == 44
     assert all(5 <= len(answer.split()) <= 20 for answer in answers)
 

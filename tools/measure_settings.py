@@ -36,16 +36,16 @@ ANSWER_TOKENS = 64
 Chat = list[dict[str, str]]
 
 
-def company(name: str, seed: int, folder: Path) -> tuple[list[Chat], list[Chat]]:
-    """The company's conversations and its unseen questions, each a user and an assistant message."""
-    out, unseen = folder / "company.jsonl", folder / "unseen.jsonl"
-    script = [sys.executable, str(ROOT / "examples" / "make_company.py")]
-    subprocess.run(
-        [*script, "--company", name, "--seed", str(seed), "--out", str(out), "--unseen", str(unseen)], check=True
-    )
-    both = [path.read_text(encoding="utf-8").splitlines() for path in (out, unseen)]
-    chats, asked_later = [[json.loads(line)["messages"] for line in lines] for lines in both]
-    return chats, asked_later
+def company(name: str, seed: int, folder: Path) -> dict[str, list[Chat]]:
+    """The company's `conversations`, its `unseen` and its `reworded` questions, each with its answer."""
+    paths = {kind: folder / f"{kind}.jsonl" for kind in ("conversations", "unseen", "reworded")}
+    options = ["--out", paths["conversations"], "--unseen", paths["unseen"], "--reworded", paths["reworded"]]
+    script = [sys.executable, str(ROOT / "examples" / "make_company.py"), "--company", name, "--seed", str(seed)]
+    subprocess.run([*script, *map(str, options)], check=True)
+    return {
+        kind: [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
+        for kind, path in paths.items()
+    }
 
 
 def write_rows(path: Path, chats: Sequence[Chat]) -> tuple[int, float]:
@@ -124,8 +124,8 @@ def main() -> int:
     base = resolve(EMBEDDED, given.models)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        chats, unseen = company(given.company, given.company_seed, folder)
-        ranked = sorted(chats, key=lambda chat: hashlib.blake2b(chat[0]["content"].encode()).digest())
+        chats = company(given.company, given.company_seed, folder)
+        ranked = sorted(chats["conversations"], key=lambda chat: hashlib.blake2b(chat[0]["content"].encode()).digest())
         rows, mean_bytes = write_rows(folder / "rows.jsonl", ranked[HELD_BACK:])
         recipe = resolve_recipe(settings, rows=rows, mean_bytes=mean_bytes, family=base.family)
         print(recipe.sentence, flush=True)
@@ -139,8 +139,12 @@ def main() -> int:
         engine.load_adapter("candidate", folder / "adapter", base_digest=base.digest)
         for adapters in ((), ("candidate",)) if given.base_too else (("candidate",),):
             who = "candidate" if adapters else "base"
-            print(exact(engine, ranked[:HELD_BACK], adapters=adapters, title=f"{who}, held-back phrasings"), flush=True)
-            print(exact(engine, unseen, adapters=adapters, title=f"{who}, unseen questions"), flush=True)
+            for title, asked in (
+                ("held-back phrasings", ranked[:HELD_BACK]),
+                ("unseen questions", chats["unseen"]),
+                ("quite other words", chats["reworded"]),
+            ):
+                print(exact(engine, asked, adapters=adapters, title=f"{who}, {title}"), flush=True)
     return 0
 
 
