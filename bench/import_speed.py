@@ -5,7 +5,7 @@ Ours: decode, parse, redact, identify, key and store, through `import_file`. The
 again. Each side runs in a process of its own so that peak memory is its own, in alternating order; the median of three
 counts. Then every stored row without a planted secret is compared with its line: rows changed by mistake must be 0.
 
-    python bench/import_speed.py [--rows 200000] [--repeats 3] [--seed 1]
+    python bench/import_speed.py [--rows 200000] [--repeats 3] [--seed 1] [--tools 0.1]
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECRETS = (
     "203.0.113.9",
     "078-05-1120",
 )
-SECRET_SHARE, LOOKALIKE_SHARE, TOOL_SHARE = 0.02, 0.05, 0.1
+SECRET_SHARE, LOOKALIKE_SHARE = 0.02, 0.05
 
 
 def sentence(dice: random.Random, size: int) -> str:
@@ -50,13 +50,13 @@ def sentence(dice: random.Random, size: int) -> str:
     return " ".join(words)
 
 
-def row(dice: random.Random, number: int) -> tuple[dict[str, Any], bool]:
+def row(dice: random.Random, number: int, tools: float) -> tuple[dict[str, Any], bool]:
     """One chat of about 1 kB and whether a secret was planted in it."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You answer for our support desk."},
         {"role": "user", "content": f"{sentence(dice, 55)} {number}?"},
     ]
-    if dice.random() < TOOL_SHARE:
+    if dice.random() < tools:
         arguments = {"order_id": str(number), "amount": dice.randrange(1, 10_000) / 4, "urgent": True}
         call = {"id": f"call_{number}", "type": "function", "function": {"name": "find_order", "arguments": arguments}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -71,12 +71,12 @@ def row(dice: random.Random, number: int) -> tuple[dict[str, Any], bool]:
     return {"messages": messages}, secret
 
 
-def write_lines(path: Path, rows: int, seed: int) -> set[int]:
+def write_lines(path: Path, rows: int, seed: int, tools: float) -> set[int]:
     """Write the file; returns the positions of the rows with a planted secret."""
     dice, planted = random.Random(seed), set()
     with path.open("w", encoding="utf-8") as file:
         for number in range(rows):
-            value, secret = row(dice, number)
+            value, secret = row(dice, number, tools)
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
             if secret:
                 planted.add(number)
@@ -162,10 +162,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tools", type=float, default=0.1, help="share of chats with tool calls, which slow the peer")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path, lake = Path(folder) / "rows.jsonl", Path(folder) / "lake"
-        planted = write_lines(path, options.rows, options.seed)
+        planted = write_lines(path, options.rows, options.seed, options.tools)
         size = path.stat().st_size
         times: dict[str, list[tuple[float, float, float]]] = {"ours": [], "polars": []}
         for turn in range(options.repeats):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import orjson
@@ -347,6 +347,21 @@ def identity(kind: IdentityKind, source: str, *parts: str | bytes) -> str:
         digest.update(len(data).to_bytes(8, "little"))  # so that no two lists of parts read the same
         digest.update(data)
     return digest.hexdigest()
+
+
+def positions(source: str, import_id: str) -> Callable[[int, bytes], str]:
+    """`identity("position", source, import_id, position, text)` of many rows of one import."""
+    start = hashlib.blake2b(digest_size=16, person=_PERSONS["position"])
+    for part in (source.encode("utf-8"), import_id.encode("utf-8")):
+        start.update(len(part).to_bytes(8, "little") + part)
+
+    def of(position: int, text: bytes) -> str:
+        digits = b"%d" % position
+        digest = start.copy()
+        digest.update(len(digits).to_bytes(8, "little") + digits + len(text).to_bytes(8, "little") + text)
+        return digest.hexdigest()
+
+    return of
 
 
 _PERSONS: Final[Mapping[IdentityKind, bytes]] = {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -390,22 +390,28 @@ def redact_arguments(arguments: str) -> tuple[str, Counts]:
     return (dumps(clean), counts) if counts else (arguments, counts)
 
 
-def redact_message(message: Mapping[str, Any]) -> tuple[dict[str, Any], Counts]:
-    """A canonical message with text, name, ids and arguments redacted, and the counts."""
+def redact_message(message: Mapping[str, Any], *, clean: Collection[str] = ()) -> tuple[dict[str, Any], Counts]:
+    """A canonical message with text, name, ids and arguments redacted, and the counts.
+
+    `clean` are texts that `suspects` has cleared already; content among them is not looked at again.
+    """
     counts: Counter[Kind] = Counter()
     result: dict[str, Any] = {}
     for name, value in message.items():
-        if name == "tool_calls":
-            calls = []
-            for call in value:
-                arguments, found = redact_arguments(call["function"]["arguments"])
-                counts.update(found)
-                rest = {part: item for part, item in call.items() if part != "function"}
-                function = {**call["function"], "arguments": ""}
-                calls.append(
-                    {**_walk(rest, None, counts), "function": {**_walk(function, None, counts), "arguments": arguments}}
-                )
-            result[name] = calls
+        if name == "role" or value is None or (name == "content" and value in clean):
+            result[name] = value
+        elif name == "tool_calls":
+            result[name] = [_redact_call(call, counts) for call in value]
         else:
-            result[name] = value if name == "role" else _walk(value, None, counts)
+            result[name] = _walk(value, None, counts)
     return result, dict(counts)
+
+
+def _redact_call(call: Mapping[str, Any], counts: Counter[Kind]) -> dict[str, Any]:
+    arguments, found = redact_arguments(call["function"]["arguments"])
+    counts.update(found)
+    function = {**_walk({**call["function"], "arguments": ""}, None, counts), "arguments": arguments}
+    return {
+        **_walk({part: item for part, item in call.items() if part != "function"}, None, counts),
+        "function": function,
+    }

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from loop_dagster.rules import canonical
 from loop_dagster.rules.canonical import BadMessageError, Json, Message, Number, UnreadableJsonError
@@ -70,8 +70,7 @@ REFUSALS: Final[Mapping[str, str]] = {
 DEFAULT_FEEDBACK: Final = ("good",)
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A row that becomes a sample. All messages are canonical; nothing is redacted yet.
 
     `messages` is the prompt, `answer` None where the row waits for one, `right` the right answer of an edited or gold
@@ -95,13 +94,45 @@ class Refusal:
     sentence: str
 
 
-class _Refused(Exception):  # noqa: N818  # never leaves this module
+def parse_plain(row: object, *, default_feedback: str | None = None) -> Parsed | None:
+    """`parse` of the most common row at a fifth of its cost, None for any other.
+
+    That is an object with nothing but `messages`, each with nothing but a known role and a text, the last an answer.
+    It holds no number, so it may come from a parser that does not keep their spelling. The messages are not copied.
+    """
+    if type(row) is not dict or len(row) != 1 or type(row.get("messages")) is not list:
+        return None
+    messages = row["messages"]
+    roles = []
+    for item in messages:
+        if type(item) is not dict or len(item) != 2 or type(item.get("content")) is not str:
+            return None
+        roles.append(item.get("role"))
+    order = tuple(roles)
+    if not order or order[-1] != "assistant" or not all(type(role) is str for role in order) or not _is_usual(order):
+        return None
+    answer = messages[-1]
+    if not answer["content"].strip():
+        return None
+    verdict: Verdict | None = "accepted" if default_feedback == "good" else None
+    return Parsed(messages[:-1], answer, None, verdict, None, "messages", _odd_order(order))
+
+
+@lru_cache(maxsize=4_096)
+def _is_usual(roles: tuple[str, ...]) -> bool:
+    return canonical.ROLES.issuperset(roles) and "tool" not in roles and "user" in roles[:-1]
+
+
+class _Refused(Exception):  # never leaves this module
     def __init__(self, code: str) -> None:
         self.code = code
 
 
 def parse(row: Json, *, default_feedback: str | None = None) -> Parsed | Refusal:
     """What a decoded row (canonical.loads or canonical.spelled) becomes; never raises for what a file holds."""
+    plain = parse_plain(row, default_feedback=default_feedback)
+    if plain is not None:
+        return plain
     try:
         return _parse(row, default_feedback)
     except _Refused as refused:

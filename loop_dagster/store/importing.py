@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,7 +31,7 @@ from loop_dagster.rules.tags import Labels
 from loop_dagster.rules.tags import labels as checked_labels
 from loop_dagster.store.import_result import NAMED_IDS, ImportResult, RowNote, Tally, name
 from loop_dagster.store.lake import Lake
-from loop_dagster.store.pages import Input, Options, Page, build_page
+from loop_dagster.store.pages import Decoded, Input, Options, Page, build_page, decode_page
 from loop_dagster.store.rowfiles import file_digest, read_rows
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
@@ -89,26 +90,18 @@ def import_rows(
         rows = list(rows)
         _check_row_ids(row_ids, len(rows))
     total = len(rows) if isinstance(rows, Sequence) else 0
-    run = _Run(lake, settings, hold, waiting)
-    given = iter(rows)
-    done = 0
-    while page := list(islice(given, page_rows)):
-        run.page(
-            [
-                Input(
-                    position=row_offset + index,
-                    line=index + 1,
-                    value=row,
-                    decoded=not isinstance(row, bytes | str),
-                    row_id=row_ids[index] if row_ids is not None else None,
-                )
-                for index, row in enumerate(page, start=done)
-            ]
+    inputs = (
+        Input(
+            position=row_offset + index,
+            line=index + 1,
+            value=row,
+            decoded=not isinstance(row, bytes | str),
+            row_id=row_ids[index] if row_ids is not None else None,
         )
-        done += len(page)
-        if on_progress is not None:
-            on_progress(done, max(total, done))
-    return run.result()
+        for index, row in enumerate(rows)
+    )
+    run = _Run(lake, settings, hold, waiting)
+    return run.all(_row_pages(inputs, page_rows), total, on_progress)
 
 
 def import_file(
@@ -147,12 +140,14 @@ def import_file(
         now=now,
     )
     run = _Run(lake, settings, hold, waiting)
-    size = path.stat().st_size
-    for page, read in _file_pages(path, page_rows):
-        run.page(page)
-        if on_progress is not None:
-            on_progress(min(read, size), size)
-    return run.result()
+    return run.all(_file_pages(path, page_rows), path.stat().st_size, on_progress)
+
+
+def _row_pages(inputs: Iterable[Input], page_rows: int) -> Iterator[tuple[list[Input], int]]:
+    given, done = iter(inputs), 0
+    while page := list(islice(given, page_rows)):
+        done += len(page)
+        yield page, done
 
 
 def _file_pages(path: Path, page_rows: int) -> Iterator[tuple[list[Input], int]]:
@@ -230,15 +225,36 @@ class _Run:
         self._error: LoopError | OSError | None = None
         self._begun = False
 
-    def page(self, inputs: list[Input]) -> None:
+    def all(self, pages: Iterable[tuple[list[Input], int]], total: int, on_progress: Progress | None) -> ImportResult:
+        """Store page after page. While one is written, which needs no Python, the next one is decoded."""
+        last: Future[None] | None = None
+        read = 0
+
+        def settle() -> None:
+            if last is not None:
+                last.result()
+                if on_progress is not None:
+                    on_progress(min(read, total) if total else read, total or read)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="import") as writer:
+            for inputs, done in pages:
+                with _without_collection():
+                    decoded = decode_page(inputs, self._options)
+                by_row_id = inputs[0].row_id is not None
+                settle()
+                read = done
+                last = writer.submit(self._page, decoded, by_row_id=by_row_id)
+                del inputs, decoded
+            settle()
+        return self._tally.result(self._options.import_id, self._options.source, self._error)
+
+    def _page(self, decoded: Decoded, *, by_row_id: bool) -> None:
         """Store one page. After one that could not be written the others are only counted."""
-        with _without_collection():
-            page = build_page(inputs, self._options)
+        page = build_page(decoded, self._options)
         tally = self._tally
         for line, refusal in page.refusals:
             tally.refused[refusal] += 1
             name(tally.refused_rows, RowNote(line, refusal.code, refusal.sentence))
-        by_row_id = bool(inputs) and inputs[0].row_id is not None
         stage = _Stage()
         if self._error is None:
             try:
@@ -392,9 +408,6 @@ class _Run:
             if line in lines:
                 tally.flagged += 1
                 name(tally.flagged_rows, RowNote(line, code, FLAGS[code]))
-
-    def result(self) -> ImportResult:
-        return self._tally.result(self._options.import_id, self._options.source, self._error)
 
 
 @dataclass(slots=True)

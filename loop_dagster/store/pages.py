@@ -10,19 +10,21 @@ it; everything that can run over columns does. The redactor runs only on the row
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import is_
 from typing import Any, Final
 
+import orjson
 import polars as pl
 import uuid_utils
 
 from loop_dagster.rules import canonical
 from loop_dagster.rules.canonical import Json, Message, UnreadableJsonError, dump_bytes
-from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, suspect_expression
+from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, suspect_expression, suspects
 from loop_dagster.rules.retention import imported_until
-from loop_dagster.rules.shapes import Flag, Parsed, Refusal, Shape, parse
+from loop_dagster.rules.shapes import Flag, Parsed, Refusal, Shape, parse, parse_plain
 from loop_dagster.tables import FEEDBACK, SAMPLES
 
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
@@ -83,13 +85,31 @@ class Page:
     redactions: Mapping[int, Counts]
 
 
-def build_page(inputs: Iterable[Input], options: Options) -> Page:
-    """Decode, parse, redact and key a page of rows. Never raises for what a row holds."""
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A page half way: decoded and parsed, the part that Python does row by row. Not redacted: never kept or shown."""
+
+    columns: _Columns
+    refusals: list[tuple[int, Refusal]]
+
+    def __repr__(self) -> str:
+        return f"Decoded({len(self.columns.lines)} rows)"
+
+
+def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
+    """Decode and parse a page of rows. Never raises for what a row holds."""
     columns, refusals = _Columns(), []
+    identify = canonical.positions(options.source, options.import_id)
     for item in inputs:
-        refused = _add(columns, item, options)
+        refused = _add(columns, item, options, identify)
         if refused is not None:
             refusals.append((item.line, refused))
+    return Decoded(columns, refusals)
+
+
+def build_page(decoded: Decoded, options: Options) -> Page:
+    """Redact and key a decoded page, the part that runs over columns."""
+    columns = decoded.columns
     texts = _text_frame(columns)
     redactions = _redact(columns, texts)
     if redactions:
@@ -97,15 +117,14 @@ def build_page(inputs: Iterable[Input], options: Options) -> Page:
     samples, verdicts = _keyed(columns, texts, options)
     flags = [(line, row.flag) for line, row in zip(columns.lines, columns.parsed, strict=True) if row.flag is not None]
     shapes = [row.shape for row in columns.parsed]
-    return Page(samples, verdicts, columns.lines, shapes, flags, refusals, redactions)
+    return Page(samples, verdicts, columns.lines, shapes, flags, decoded.refusals, redactions)
 
 
-def _add(columns: _Columns, item: Input, options: Options) -> Refusal | None:
+def _add(columns: _Columns, item: Input, options: Options, identify: Callable[[int, bytes], str]) -> Refusal | None:
     if item.value is None and not item.decoded:
         return TOO_LARGE
     try:
-        row = canonical.spelled(item.value) if item.decoded else canonical.loads(item.value)
-        parsed = parse(row, default_feedback=options.default_feedback)
+        row, parsed = _read(item, options.default_feedback)
         if isinstance(parsed, Refusal):
             return parsed
         whole = dump_bytes(row)
@@ -116,12 +135,12 @@ def _add(columns: _Columns, item: Input, options: Options) -> Refusal | None:
         prompt = canonical.prompt_text(parsed.messages)
     except UnreadableJsonError as error:
         return Refusal(error.code, error.sentence)
-    columns.lines.append(item.line)
-    columns.positions.append(item.position)
     if item.row_id is None:
-        identity = canonical.identity("position", options.source, options.import_id, str(item.position), whole)
+        identity = identify(item.position, whole)
     else:
         identity = canonical.identity("row_id", options.source, item.row_id)
+    columns.lines.append(item.line)
+    columns.positions.append(item.position)
     columns.identities.append(identity)
     columns.parsed.append(parsed)
     columns.messages.append(messages)
@@ -132,13 +151,28 @@ def _add(columns: _Columns, item: Input, options: Options) -> Refusal | None:
     return None
 
 
+def _read(item: Input, default_feedback: str | None) -> tuple[Json, Parsed | Refusal]:
+    """Row and what it becomes. Plain rows are read by the quicker parser: they hold no number that it could respell."""
+    if item.decoded:
+        row = canonical.spelled(item.value)
+        return row, parse(row, default_feedback=default_feedback)
+    try:
+        row = orjson.loads(item.value)
+    except orjson.JSONDecodeError:  # the other parser knows a byte order mark, and why a row is refused
+        pass
+    else:
+        parsed = parse_plain(row, default_feedback=default_feedback)
+        if parsed is not None:
+            return row, parsed
+    row = canonical.loads(item.value)
+    return row, parse(row, default_feedback=default_feedback)
+
+
 def _messages_bytes(row: dict[str, Json], parsed: Parsed, whole: bytes, answer: bytes | None) -> bytes:
     """Canonical bytes of the prompt, cut out of the row's where the row is nothing but messages that are canonical."""
     if len(row) == 1 and answer is not None and "messages" in row:
         given = row["messages"]
-        if len(given) == len(parsed.messages) + 1 and all(
-            one is other for one, other in zip(given, parsed.messages, strict=False)
-        ):
+        if len(given) == len(parsed.messages) + 1 and all(map(is_, given, parsed.messages)):
             end = len(whole) - len(answer) - 3
             if whole.endswith(b"," + answer + b"]}"):
                 return whole[12:end] + b"]"
@@ -169,9 +203,11 @@ def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
     looked_at = ("messages", "answer", "tools", "right_answer")
     named = texts.select(pl.any_horizontal([suspect_expression(pl.col(name)) for name in looked_at])).to_series()
     found: dict[int, Counts] = {}
-    for index in named.arg_true():
-        row = columns.parsed[index]
-        clean = redact_parts(row.messages, row.answer, row.tools, row.right)
+    rows = [(index, columns.parsed[index]) for index in named.arg_true()]
+    contents = pl.Series([turn["content"] for _, row in rows for turn in _turns(row)], dtype=pl.String)
+    cleared = frozenset(contents.filter(~suspects(contents)).drop_nulls())
+    for index, row in rows:
+        clean = redact_parts(row.messages, row.answer, row.tools, row.right, cleared=cleared)
         if not clean.counts:
             continue
         found[index] = clean.counts
@@ -181,6 +217,10 @@ def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
         columns.rights[index] = None if clean.right is None else dump_bytes(clean.right)
         columns.prompts[index] = canonical.prompt_text(clean.messages)
     return found
+
+
+def _turns(row: Parsed) -> list[Message]:
+    return [*row.messages, *(turn for turn in (row.answer, row.right) if turn is not None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +235,18 @@ class Clean:
 
 
 def redact_parts(
-    messages: list[Message], answer: Message | None, tools: list[Json] | None, right: Message | None
+    messages: list[Message],
+    answer: Message | None,
+    tools: list[Json] | None,
+    right: Message | None,
+    *,
+    cleared: Collection[str] = (),
 ) -> Clean:
-    """Every part of a canonical conversation redacted."""
+    """Every part of a canonical conversation redacted; `cleared` are texts that the prefilter has cleared."""
     counts: Counter[Kind] = Counter()
 
     def message(given: Message) -> Message:
-        clean, found = redact_message(given)
+        clean, found = redact_message(given, clean=cleared)
         counts.update(found)
         return clean
 

@@ -240,6 +240,12 @@ def test_identities_never_meet_across_kinds_or_cuts() -> None:
     assert made[0] == canonical.identity("request", "shop", b"r1")
 
 
+@given(TEXT, TEXT, st.integers(0, 10**9), TEXT)
+def test_identities_of_many_positions_are_those_of_one(source: str, import_id: str, position: int, text: str) -> None:
+    one = canonical.identity("position", source, import_id, str(position), text)
+    assert canonical.positions(source, import_id)(position, text.encode()) == one
+
+
 def fold(text: str) -> str:
     return str(canonical.fold_prompt(pl.Series([canonical.prompt_text([{"role": "user", "content": text}])]))[0])
 
@@ -329,7 +335,8 @@ def test_folding_is_what_the_rule_says(texts: list[str]) -> None:
         texts, canonical.fold_prompt(pl.Series([f"user\x1d{text}" for text in texts])), strict=True
     ):
         lowered = str(pl.Series([unicodedata.normalize("NFKC", text)]).str.to_lowercase()[0])
-        out, gap = [], False
+        out: list[str] = []
+        gap = False
         for sign in lowered:
             if re.match(
                 r"[`\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]", sign

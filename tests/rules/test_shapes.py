@@ -297,3 +297,22 @@ def test_no_row_raises_and_what_is_taken_can_be_stored(row: object, default: str
     for message in (made.answer, made.right):
         assert message is None or (canonical.answer(message) == message and message["role"] == "assistant")
     canonical.dumps(made.messages)
+
+
+PLAIN = st.fixed_dictionaries({"role": ROLE, "content": st.text(max_size=3)})
+
+
+@given(st.lists(PLAIN, max_size=5), st.sampled_from([None, "good"]))
+@settings(max_examples=400)
+def test_the_short_way_of_plain_rows_gives_what_the_long_way_gives(messages: list[object], default: str | None) -> None:
+    row = canonical.loads(json.dumps({"messages": messages}))
+    short = shapes.parse_plain(row, default_feedback=default)
+    try:
+        long: object = shapes._parse(row, default)
+    except (shapes._Refused, canonical.BadMessageError):
+        long = None
+    assert short is None or short == long
+    usual = (
+        isinstance(long, Parsed) and long.answer is not None and all(turn["role"] != "tool" for turn in long.messages)
+    )
+    assert (short is not None) == usual
