@@ -7,6 +7,7 @@ processes that this one started. Does not belong here: what the daemon does (sen
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -96,6 +97,11 @@ def check_port(what: str, host: str, port: int, setting: str) -> None:
             raise PortTaken(what, host, port, setting) from error
 
 
+def _end_with_parent() -> None:
+    """In a new child: be ended when the parent is, also when nobody could clean up after it (kill -9)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 class Process:
     """One child in its own process group, its output in a log file."""
 
@@ -113,6 +119,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  # no threads yet
             )
 
     @property

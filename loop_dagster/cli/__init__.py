@@ -6,9 +6,13 @@ Belongs here: the Typer app and turning errors into exit codes. Each command rea
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from loop_dagster.errors import EXIT_FAILED, LoopError
+
+#: As a shell reports a process that SIGTERM ended.
+EXIT_TERMINATED = 143
 
 
 def main() -> None:
@@ -17,6 +21,8 @@ def main() -> None:
     from loop_dagster.cli.output import emit_error, err
 
     as_json = "--json" in sys.argv
+    # A polite end runs every clean-up, so that no daemon is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
         app()
     except LoopError as error:

@@ -76,7 +76,7 @@ def show(ref: Ref, as_json: AsJson = False) -> None:
     table(("At", "State", "What happened"), [tuple(event.values()) for event in timeline], "Timeline")
     print_bars(bars)
     explanation = row["explanation"]
-    out.print(" ".join(part for part in (explanation["headline"], explanation["detail"], explanation["next"]) if part))
+    out.print(f"[bold]{explanation['headline']}.[/bold] {explanation['detail']} {explanation['next'] or ''}")
 
 
 @app.command()

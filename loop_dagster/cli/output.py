@@ -20,6 +20,9 @@ from rich.table import Table as RichTable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on standard output.")]
 
+#: Columns that a person copies from: never broken over lines.
+_WHOLE = ("Sample", "Attempt", "Version", "Bar", "Needed", "Got", "Met", "State")
+
 out = Console()
 err = Console(stderr=True)
 
@@ -44,7 +47,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
         return
     shown = RichTable(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        shown.add_column(column, overflow="fold")
+        shown.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
         shown.add_row(*(_cell(value) for value in row))
     out.print(shown)
@@ -77,7 +80,7 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.4g}"
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     return escape(str(value))
