@@ -20,13 +20,12 @@ from loop_dagster.models.base import verify
 from loop_dagster.models.child import cores
 from loop_dagster.models.probe import Dtype, Precision, probe
 from loop_dagster.models.template import Message, Row, RowRefusal, Template, Tools
+from loop_dagster.models.train import check_adapter_config
 
 #: How an answer ended: at an end token, at its token limit, not asked since the prompt is too long, without text or
 #: tool call, or not at all (the template refuses the conversation, the machine has no room for it).
 Finish = Literal["stop", "length", "too_long", "empty", "error"]
 
-#: Highest rank of an adapter (rules.md, How it trains: lora_rank).
-MOST_RANK = 64
 #: Most conversations, and most tokens of prompts and answers together, that are worked on at once.
 BATCH_ROWS = {"cpu": 64, "cuda": 256}
 BATCH_TOKENS = {"cpu": 32_768, "cuda": 524_288}
@@ -452,15 +451,11 @@ class TransformersEngine:
 
 
 def _check_adapter(path: Path) -> None:
-    """What any engine can serve: plain LoRA of a rank up to MOST_RANK, no full weights beside it."""
+    """What this engine can serve: plain LoRA within the limits that training keeps too."""
     config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
     if config.get("peft_type") != "LORA":
         raise AdapterRefused(f"the type {config.get('peft_type')}", "LORA")
-    if config.get("modules_to_save"):
-        raise AdapterRefused(f"full weights of {', '.join(config['modules_to_save'])} (modules_to_save)", "none")
-    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    if rank > MOST_RANK:
-        raise AdapterRefused(f"rank {rank}", f"at most {MOST_RANK}")
+    check_adapter_config(config)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
