@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import is_
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import polars as pl
@@ -30,8 +30,7 @@ from loop_dagster.tables import FEEDBACK, SAMPLES
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """One row as it was given. `line` counts from 1 for people; `value` is its bytes, None for a row too long, or
     an object (then `decoded`); `row_id` its own id where the caller gave one."""
 
@@ -296,3 +295,48 @@ def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl
         }
     ).with_columns(right_bytes=pl.col("right_answer").str.len_bytes().cast(FEEDBACK["right_bytes"].dtype))
     return samples, verdicts
+
+
+def sample_row(
+    *,
+    source: str,
+    identity: str,
+    messages: list[Message],
+    answer: Message | None,
+    tools: list[Json] | None,
+    flag: Flag | None,
+    now: datetime,
+    expires_at: datetime,
+    model: str | None = None,
+    conversation_id: str | None = None,
+) -> tuple[dict[str, Any], Counts]:
+    """One captured conversation as a row of SAMPLES, redacted and keyed, and how many secrets of each kind it had.
+
+    Messages, answer and tools are canonical (rules/canonical.py). The keys are those that an import of the same
+    conversation gets. Raises UnreadableJsonError for text that is no UTF-8.
+    """
+    clean = redact_parts(messages, answer, tools, None)
+    texts = {
+        "messages": canonical.dumps(clean.messages),
+        "answer": None if clean.answer is None else canonical.dumps(clean.answer),
+        "tools": None if clean.tools is None else canonical.dumps(clean.tools),
+    }
+    row: dict[str, Any] = {
+        "sample_id": str(uuid_utils.uuid7()),
+        "source": source,
+        "origin": "captured",
+        "identity": identity,
+        "import_id": None,
+        "position": None,
+        "conversation_id": conversation_id,
+        "model": model,
+        **texts,
+        "text_key": canonical.text_key(texts["messages"] or "", texts["tools"]),
+        "prompt_key": canonical.prompt_key(clean.messages),
+        "answer_key": None if texts["answer"] is None else canonical.key(texts["answer"]),
+        "bytes": sum(len(text.encode("utf-8")) for text in texts.values() if text is not None),
+        "flag": flag,
+        "created_at": now,
+        "expires_at": expires_at,
+    }
+    return {name: row[name] for name in SAMPLES.schema}, clean.counts

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 import xxhash
 
@@ -23,8 +22,7 @@ _BLANK: Final = b" \t\r\n"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},]|"', re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class RawRow:
+class RawRow(NamedTuple):
     """One row as it stands in the file. `line` counts from 1; `data` is None for a row over MAX_ROW_BYTES."""
 
     line: int
