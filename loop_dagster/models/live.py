@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -279,11 +280,10 @@ class _Host:
                 if call.request is None:
                     call.result.set_result(None)
         except Exception as error:  # one thread serves everybody: it goes on, and the callers learn why
-            if not isinstance(error, LoopError):
-                log.exception("answering failed")
+            told = error if isinstance(error, LoopError) else _unexpected("answering", error)
             for call in calls:
                 if not call.result.done():
-                    call.result.set_exception(error)
+                    call.result.set_exception(told)
 
     def _load(self, adapters: tuple[str, ...]) -> Engine:
         """The engine with these adapters loaded. Raises LiveUnavailable with the reason."""
@@ -302,10 +302,7 @@ class _Host:
             log.warning("%s", error.message)
             raise LiveUnavailable(error.message, "The live name stays; it answers once that is mended") from error
         except (OSError, RuntimeError, ValueError, MemoryError) as error:
-            log.exception("loading failed")
-            raise LiveUnavailable(
-                f"its weights cannot be loaded ({type(error).__name__})", "Look at the log of the serving engine"
-            ) from error
+            raise _unexpected("loading it", error) from error
         return self._engine
 
 
@@ -326,3 +323,9 @@ def base_path(store: Store, digest: str) -> Path:
     if found is not None:
         raise BaseChanged(found.model_id, digest, found.digest)
     raise NotFound("base model with the digest", digest)
+
+
+def _unexpected(what: str, error: BaseException) -> LiveUnavailable:
+    """For the caller the kind of error, for the log also its place; its message may quote a conversation."""
+    log.error("%s failed with %s\n%s", what, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return LiveUnavailable(f"{what} failed ({type(error).__name__})", "Look at the log of the serving engine")
