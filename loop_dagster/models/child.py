@@ -43,6 +43,8 @@ REPORT_EVERY_S = 0.5
 LOG_EVERY_S = 5.0
 #: A registry that cannot be reached for so long, in seconds, counts as a lost lease (TTL_S of store/leases.py).
 UNREACHABLE_S = 30.0
+#: A process that was asked to end and is still in its step after so many seconds ends where it is.
+GRACE_S = 5.0
 
 _PARENT = "LOOP_PARENT_PID"
 
@@ -271,7 +273,12 @@ class Reporter:
 
     def _watch_over(self) -> None:
         named = int(os.environ.get(_PARENT, "0"))
+        asked: float | None = None
         while not self._ended.wait(0.5):
+            if self.stopping.is_set():
+                asked = asked or time.monotonic()
+                if time.monotonic() - asked > GRACE_S:
+                    self._end(EXIT_STOPPED, Stopped("a signal asked it to end, and its step took too long"))
             if os.getppid() != self._parent or (named and named != self._parent and not _alive(named)):
                 # Nobody is left who would read a result; a Pipes child outlives its killed parent otherwise.
                 os._exit(EXIT_STOPPED)

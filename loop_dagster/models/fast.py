@@ -15,6 +15,7 @@ at more than the mask (a recurrent state, a short convolution) is found out ther
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,16 @@ def split(rows: Sequence[Encoded], limit: int = PACK_TOKENS) -> list[list[Encode
     return groups
 
 
-def pack(rows: Sequence[Encoded], dtype: torch.dtype) -> dict[str, Any]:
+def pack(rows: Sequence[Encoded], dtype: torch.dtype, *, shared: int | None = None) -> dict[str, Any]:
     """One packed sequence of N tokens: input_ids and position_ids (1, N), attention_mask (1, 1, N, N) in `dtype`,
-    `keep` (K,) the positions that predict a label, `targets` (K,) those labels. A single row needs no mask."""
+    `keep` (K,) the positions that predict a label, `targets` (K,) those labels. A single row needs no mask.
+
+    `shared` tokens are taken as the beginning of all rows; None finds out how many they are.
+    """
     import torch
 
-    shared = shared_prefix(rows) if len(rows) > 1 else 0
+    if shared is None:
+        shared = shared_prefix(rows) if len(rows) > 1 else 0
     ids, positions, labels = list(rows[0].input_ids[:shared]), list(range(shared)), [IGNORED] * shared
     owner = [0] * shared
     for number, row in enumerate(rows, start=1):
@@ -89,14 +94,19 @@ def pack(rows: Sequence[Encoded], dtype: torch.dtype) -> dict[str, Any]:
     return packed
 
 
+def label_logits(model: Any, packed: dict[str, Any]) -> torch.Tensor:
+    """Logits (K, vocabulary) at the positions of a packed sequence that predict a label."""
+    inputs = {name: value for name, value in packed.items() if name not in {"keep", "targets"}}
+    # The model's own forward, so that a family's scaling or capping of logits is in it.
+    logits: torch.Tensor = model(**inputs, logits_to_keep=packed["keep"], use_cache=False).logits[0]
+    return logits
+
+
 def loss_sum(model: Any, packed: dict[str, Any]) -> torch.Tensor:
     """Sum of the negative log-likelihood of a packed sequence's labels, in float32."""
     from torch.nn.functional import cross_entropy
 
-    inputs = {name: value for name, value in packed.items() if name not in {"keep", "targets"}}
-    # The model's own forward, so that a family's scaling or capping of logits is in it.
-    logits = model(**inputs, logits_to_keep=packed["keep"], use_cache=False).logits[0]
-    return cross_entropy(logits.float(), packed["targets"], reduction="sum")
+    return cross_entropy(label_logits(model, packed).float(), packed["targets"], reduction="sum")
 
 
 def plain_loss_sum(model: Any, rows: Sequence[Encoded]) -> torch.Tensor:
@@ -112,9 +122,10 @@ def plain_loss_sum(model: Any, rows: Sequence[Encoded]) -> torch.Tensor:
 
 
 def speed_up(model: Any, rows: Sequence[Encoded], dtype: str) -> bool:
-    """Fuse the layers of a PEFT model if packed rows then have the loss that each has alone, within TOLERANCE.
+    """Fuse the layers of a PEFT model if it keeps packed rows apart; False, and the model as it was, if not.
 
-    False, and the model as it was, when they do not. Computes no gradients.
+    Two things must hold: packed rows have the loss that each has alone, within TOLERANCE, and other words in the first
+    row change nothing in the others. Computes no gradients; needs two rows at least.
     """
     import torch
 
@@ -125,14 +136,28 @@ def speed_up(model: Any, rows: Sequence[Encoded], dtype: str) -> bool:
             plain = plain_loss_sum(model, rows)
             fuse(model)
             packed = loss_sum(model, pack(rows, getattr(torch, dtype)))
-        same = bool((packed - plain).abs() <= TOLERANCE[dtype] * plain.abs().clamp(min=1.0))
+            close = bool((packed - plain).abs() <= TOLERANCE[dtype] * plain.abs().clamp(min=1.0))
+            proven = close and _keeps_apart(model, rows, getattr(torch, dtype))
     except (TypeError, ValueError, RuntimeError, IndexError):
-        same = False  # a forward without logits_to_keep, or with another idea of a mask
+        proven = False  # a forward without logits_to_keep, or with another idea of a mask
     finally:
         model.train(was_training)
-    if not same:
+    if not proven:
         unfuse(model)
-    return same
+    return proven
+
+
+def _keeps_apart(model: Any, rows: Sequence[Encoded], dtype: torch.dtype) -> bool:
+    shared, first = shared_prefix(rows), rows[0]
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    other = array("i", [(token + 1 if i >= shared else token) % vocabulary for i, token in enumerate(first.input_ids)])
+    changed = Encoded(first.key, other, first.labels, first.prompt_tokens)
+    ours = sum(label != IGNORED for label in first.labels)
+    one, two = (
+        label_logits(model, pack([head, *rows[1:]], dtype, shared=shared))[ours:].float() for head in (first, changed)
+    )
+    # The same shapes go through the same kernels, so rounding is the same too: what differs has leaked.
+    return bool((one - two).abs().max() <= 1e-6 * one.abs().max())
 
 
 def fuse(model: Any) -> int:

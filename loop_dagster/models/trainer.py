@@ -104,9 +104,7 @@ class Loop:
         return round(total / max(1, count), 6)
 
     def _load(self) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(
-            self.job.base_path, dtype=self.dtype, local_files_only=True, attn_implementation="sdpa"
-        )
+        model = AutoModelForCausalLM.from_pretrained(self.job.base_path, dtype=self.dtype, local_files_only=True)
         model.config.use_cache = False
         adapter = LoraConfig(
             r=self.job.lora_rank,
