@@ -152,6 +152,21 @@ class LakeUnreadable(LoopError):
         )
 
 
+class LakeNotWritable(LoopError):
+    """A commit to a Delta table failed for another reason than a racing writer: a full disk, a refused request."""
+
+    code = "LAKE_NOT_WRITABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, table: str, path: str, action: str, why: str) -> None:
+        super().__init__(
+            f"{action} on the lake's table {table!r} at {path!r} (relative to the lake) failed: {why} Nothing was "
+            "committed. See to the space and the rights of the lake's place, then run it again.",
+            table=table,
+            path=path,
+        )
+
+
 class LakeSchemaMismatch(LoopError):
     """A frame, or a stored table, does not have the columns that its declaration asks for."""
 
@@ -478,7 +493,7 @@ class TrainingDiverged(LoopError):
 
     def __init__(self, step: int, learning_rate: float) -> None:
         super().__init__(
-            f"The loss was not a number any more at step {step}, and no weights were good before it. No adapter was kept. "
+            f"The loss was not a number any more at step {step}, and no weights were good before it. Nothing was kept. "
             f"Set a learning rate below {learning_rate:g}, or leave it out for the automatic one.",
             step=step,
         )

@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from loop_dagster.errors import LakeConflict, LakeSchemaMismatch, LakeUnreadable
+from loop_dagster.errors import LakeConflict, LakeNotWritable, LakeSchemaMismatch, LakeUnreadable
 from loop_dagster.tables.base import Kind, Table
 
 #: Delta's name of each declared kind.
@@ -275,8 +275,8 @@ class Lake:
                 return commit()
             except CommitFailedError:
                 time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))  # noqa: S311  # only spreads writers
-            except DeltaError as error:
-                raise LakeUnreadable(table.name, self.relative(table), self._why(error)) from None
+            except (DeltaError, OSError) as error:
+                raise LakeNotWritable(table.name, self.relative(table), action, self._why(error)) from None
         raise LakeConflict(table.name, action, TRIES)
 
     def _why(self, error: Exception) -> str:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loop_dagster.errors import LakeSchemaMismatch, LakeUnreadable
+from loop_dagster.errors import LakeNotWritable, LakeSchemaMismatch, LakeUnreadable
 from loop_dagster.store.lake import Lake, quoted
 from loop_dagster.tables import FEEDBACK, HOLDOUTS, LABELS, SAMPLES, TABLES
 
@@ -246,6 +246,15 @@ def test_data_without_a_log_is_not_read_as_an_empty_table(lake: Lake) -> None:
         path.unlink()
     with pytest.raises(LakeUnreadable, match="without any log"):
         lake.scan(LABELS)
+
+
+def test_a_place_that_takes_no_file_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("a file where the folder should be")
+    lake = Lake(str(tmp_path / "lake"))
+    with pytest.raises(LakeNotWritable) as caught:
+        lake.append(LABELS, labels(["a"]))
+    assert "Appending on the lake's table 'labels' at 'default/labels'" in caught.value.message
+    assert str(tmp_path) not in caught.value.message
 
 
 def _append_many(root: str, who: str, count: int) -> None:

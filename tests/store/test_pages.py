@@ -23,7 +23,7 @@ def test_a_captured_row_has_the_texts_and_keys_of_an_imported_one(tmp_path: Path
         lake = Lake(str(tmp_path / name))
         import_file(CASES / name, lake, source="shop", now=NOW)
         imported = lake.scan(SAMPLES).collect().sort("position")
-        rows = []
+        rows: list[dict[str, object]] = []
         for line in (CASES / name).read_bytes().splitlines():
             parsed = parse(canonical.loads(line))
             assert isinstance(parsed, Parsed)
