@@ -17,9 +17,10 @@ from loop_dagster.models.report_pictures import as_markdown, scores_png
 from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision, decide, too_few_left
+from loop_dagster.rules.feedback import agreement
 from loop_dagster.settings import Settings
 from loop_dagster.store.asking import questions_left
-from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS
+from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, SELECTIONS
 from loop_dagster.tables.base import ATTEMPT_COLUMNS
 from resources import StoreResource
 
@@ -165,9 +166,16 @@ def decided(step: StepRun) -> Decision:
         step.rows(JUDGEMENTS),
         gone=counts.get("gone", 0),
         answers=step.rows(ANSWERS),
+        agreement=agreement(_feedback_of(step)),
         ended_early=counts.get("judge_ended"),
         also=["judge_labelled_training_rows"] if counts.get("picked") else [],
     )
+
+
+def _feedback_of(step: StepRun) -> pl.DataFrame:
+    """Feedback on the samples that the attempt selected, for how well the judge agrees with people."""
+    mine = step.rows(SELECTIONS).get_column("sample_id")
+    return step.store.samples.keys().feedback.filter(pl.col("sample_id").is_in(mine.implode())).collect()
 
 
 def _answered(

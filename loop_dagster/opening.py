@@ -132,6 +132,8 @@ def look(store: Store, pipeline: Pipeline, now: datetime) -> Opened | NotYet:
         return NotYet(pipeline.tag, "It has made as many versions as its limit allows.")
     ready = readiness(store, pipeline, now)
     if ready.due_at is None:
+        if pipeline.next_due_at is not None:  # a slot noted when there was enough would count as waited for
+            store.pipelines.set_due(pipeline.pipeline_id, None)
         return NotYet(pipeline.tag, ready.measured.selection.message)
     if ready.due_at > now:
         if pipeline.next_due_at != ready.due_at:

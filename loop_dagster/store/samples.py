@@ -28,6 +28,10 @@ class KeyFrames:
     labels: pl.LazyFrame
 
 
+#: Text columns that the rules need all the same: with a value, a row of `labels` is an attribute and no tag.
+_KEYS = ("value",)
+
+
 class Samples:
     """Reads samples, feedback and labels of one workspace."""
 
@@ -102,7 +106,7 @@ class Samples:
         }
 
     def _frame(self, table: Table, waiting: pl.DataFrame, dead: Sequence[str], text: bool) -> pl.LazyFrame:
-        columns = [column.name for column in table.columns if text or column.kind != "text"]
+        columns = [column.name for column in table.columns if text or column.kind != "text" or column.name in _KEYS]
         frame = self._lake.scan(table).select(columns)
         key = table.key[0]
         if waiting.height:

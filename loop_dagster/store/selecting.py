@@ -21,7 +21,7 @@ from loop_dagster.store.records import Attempt
 from loop_dagster.store.registry import insert_new
 from loop_dagster.store.samples import KeyFrames
 from loop_dagster.store.schema import token_counts
-from loop_dagster.tables import HOLDOUTS, TRAINING_SETS
+from loop_dagster.tables import HOLDOUTS, SELECTIONS
 
 #: Counted as this many tokens when the model's template refuses the conversation.
 REFUSED = -1
@@ -60,7 +60,11 @@ def history_of(store: Store, pipeline: Pipeline, *, before: int | None = None) -
 
 
 def trained_pairs(store: Store, pipeline: Pipeline, *, before: int | None = None) -> pl.LazyFrame:
-    """Every (sample, right answer) that an attempt which kept an adapter trained on, with the attempt's number."""
+    """Every (sample, right answer) that an attempt which kept an adapter trained on, with the attempt's number.
+
+    From the frozen selections, which keep keys and no text: they outlive the rows of a deleted sample, so a twin of
+    what was once trained on is never held back.
+    """
     numbers = [
         attempt.attempt_no
         for attempt in store.attempts.list(pipeline.pipeline_id)
@@ -68,8 +72,8 @@ def trained_pairs(store: Store, pipeline: Pipeline, *, before: int | None = None
     ]
     if not numbers:
         return pl.LazyFrame(schema=TRAINED_SCHEMA)
-    took = _of(pipeline, before) & pl.col("attempt_no").is_in(numbers)
-    return store.lake.scan(TRAINING_SETS).filter(took).select(list(TRAINED_SCHEMA))
+    took = _of(pipeline, before) & pl.col("attempt_no").is_in(numbers) & pl.col("role").is_in(["train", "check"])
+    return store.lake.scan(SELECTIONS).filter(took).select(list(TRAINED_SCHEMA))
 
 
 def _of(pipeline: Pipeline, before: int | None) -> pl.Expr:
