@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -130,9 +131,11 @@ def main() -> int:
         recipe = resolve_recipe(settings, rows=rows, mean_bytes=mean_bytes, family=base.family)
         print(recipe.sentence, flush=True)
         result = train(base, recipe, folder / "rows.jsonl", folder, given.seed)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(
-            f"{rows} rows, {result.trained_steps} steps in {result.seconds:.0f} s, kept step {result.kept_step}, check "
-            f"loss {result.check_loss}, {result.dtype}, {result.peak_rss / 1e9:.1f} GB",
+            f"{rows} rows, {result.trained_steps} steps in {result.seconds:.0f} s; with loading "
+            f"{used.ru_utime + used.ru_stime:.0f} s of processor time; kept step {result.kept_step}, check loss "
+            f"{result.check_loss}, {result.dtype}, {result.peak_rss / 1e9:.1f} GB",
             flush=True,
         )
         engine = open_engine(base=base.path, base_digest=base.digest)
