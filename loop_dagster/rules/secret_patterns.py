@@ -27,7 +27,7 @@ SUSPECT: Final = "|".join(
         r"[0-9]{8}:[0-9A-Za-z_-]{35}",
         r"(?i:bearer|basic)(?:\s|\\\w)+[0-9A-Za-z._~+/\\-]{12}",
         r"(?i:api.?key|access.?key|(?:access|auth|refresh|bearer).?token)",
-        r"@[^\s]|%40|&#(?:64|[xX]40);",
+        r"[0-9A-Za-z_.+%'\u0080-\U0010ffff-]@[^\s]|%40|&#(?:64|[xX]40);",
         rf"[0-9](?:{_SEPARATOR}?[0-9]){{12}}",
         r"[0-9]{3}-[0-9]{2}-[0-9]{4}|(?i:ssn|social.security)",
         r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
