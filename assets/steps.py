@@ -18,6 +18,7 @@ import polars as pl
 from loop_dagster.errors import LeaseLost, LoopError
 from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.states import Step, TrainingRunState, reached, step_of
+from loop_dagster.store.intake import lake_lease
 from loop_dagster.store.leases import TTL_S, HeldLease
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
@@ -68,10 +69,10 @@ class StepRun:
             "pipeline_id": pl.lit(self.attempt.pipeline_id),
             "attempt_no": pl.lit(self.attempt.attempt_no, dtype=pl.Int64),
         }
-        self.lease.check()
-        return self.store.lake.replace_attempt(
-            table, self.attempt.key, frame.with_columns(**mine).select(list(table.schema))
-        )
+        rows = frame.with_columns(**mine).select(list(table.schema))
+        with lake_lease(self.store, self.lease.lease.holder):
+            self.lease.verify()
+            return self.store.lake.replace_attempt(table, self.attempt.key, rows)
 
     def lost(self) -> bool:
         """Whether the lease is lost: for loops that must end early rather than raise."""
