@@ -459,4 +459,7 @@ def _check_adapter(path: Path) -> None:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "memory" in str(error)
+    """An illegal memory access, say, is none: answers after it could not be trusted."""
+    said = str(error)
+    full = any(words in said for words in ("out of memory", "not enough memory", "can't allocate memory"))
+    return full or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
