@@ -184,13 +184,14 @@ def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> 
 
 
 def anything_due(store: Store, now: datetime) -> bool:
-    """Whether any pipeline would open an attempt at `now`; opens nothing."""
+    """Whether any pipeline would open an attempt at `now` or waits for long samples to be counted; opens nothing."""
     for pipeline, _mark in fingerprint(store, now):
         attempts = store.attempts.list(pipeline.pipeline_id)
         if (attempts and not attempts[-1].ended) or _limit_reached(store, pipeline):
             continue
         ready = readiness(store, pipeline, now)
-        if ready.due_at is not None and ready.due_at <= now:
+        counting = ready.due_at is None and ready.measured.uncounted.height > 0
+        if counting or (ready.due_at is not None and ready.due_at <= now):
             return True
     return False
 
