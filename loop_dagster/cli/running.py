@@ -13,7 +13,7 @@ from loop_dagster.cli.context import opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out
 from loop_dagster.cli.watching import until_idle
 from loop_dagster.errors import EXIT_FAILED
-from loop_dagster.processes import running, start_daemon, start_dagster, start_serving
+from loop_dagster.processes import render_home, running, start_daemon, start_dagster, start_serving
 
 
 def run(
@@ -43,6 +43,25 @@ def run(
         out.print("Nothing moves and nothing is due.")
     if watch.failed:
         sys.exit(EXIT_FAILED)
+
+
+def init(as_json: AsJson = False) -> None:
+    """Create or upgrade the installation under LOOP_HOME; every other command does it too when it is needed."""
+    store = opened()
+    store.settings.intake.mkdir(parents=True, exist_ok=True)
+    dagster_home = render_home(store.settings)
+    where = {
+        "home": str(store.settings.root),
+        "registry": store.registry.where,
+        "lake": store.settings.lake,
+        "intake": str(store.settings.intake),
+        "dagster_home": str(dagster_home),
+    }
+    if as_json:
+        emit_json(where)
+        return
+    for what, place in where.items():
+        out.print(f"{what:<13} {place}", highlight=False)
 
 
 def dev() -> None:
