@@ -11,6 +11,7 @@ RUN := $(BIN)/python
 # With the default spin-wait, one busy neighbour makes torch several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
+export DAGSTER_DISABLE_TELEMETRY ?= yes
 export PATH := $(BIN):$(PATH)
 
 BASE  := $(VENV)/.installed
