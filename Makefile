@@ -11,6 +11,7 @@ RUN := $(BIN)/python
 # With the default spin-wait, one busy neighbour makes torch several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
+# dagster.yaml switches it off for an installation; tools that read none obey this.
 export DAGSTER_DISABLE_TELEMETRY ?= yes
 export PATH := $(BIN):$(PATH)
 
