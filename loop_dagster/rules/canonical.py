@@ -382,6 +382,9 @@ def prompt_text(messages: Sequence[Message]) -> str:
     return "\x1e".join(parts)
 
 
+#: How `prompt_text` begins a message of each role, in bytes.
+PROMPT_HEADS: Final[Mapping[str, bytes]] = {role: f"{role}\x1d".encode() for role in sorted(ROLES)}
+
 #: Unicode punctuation, the backtick (a symbol to Unicode) and white space; the same in ASCII, and beyond it.
 _FOLDED: Final = r"\p{P}`\s"
 _FOLDED_ASCII: Final = b" \t\n\v\f\r!\"#%&'()*,-./:;?@[\\]_`{}"
@@ -410,12 +413,16 @@ def _folded(prompts: pl.Series) -> list[bytes]:
         places = unstable.arg_true()
         normal = prompts.clone().scatter(places, prompts.gather(places).str.normalize("NFKC"))
     lowered = normal.str.to_lowercase()
-    # Twice, since two pairs that share a digit cannot match in one pass.
+    # Twice where two pairs share a digit, which cannot match in one pass: the second follows the mark of the first.
     pair = rf"(\d)[{_FOLDED}]+(\d)"
-    kept = lowered.str.replace_all(pair, "${1}\x1f${2}").str.replace_all(pair, "${1}\x1f${2}")
+    kept = lowered.str.replace_all(pair, "${1}\x1f${2}")
+    shared = kept.str.contains(rf"\x1f\d[{_FOLDED}]+\d")
+    if shared.any():
+        places = shared.arg_true()
+        kept = kept.scatter(places, kept.gather(places).str.replace_all(pair, "${1}\x1f${2}"))
     folded = kept.str.replace_all(_FOLDED_BEYOND, "").cast(pl.Binary)
     # Most of what goes is ASCII, and bytes lose it ten times faster than a pattern does.
-    result = [text.translate(None, _FOLDED_ASCII) for text in folded]
+    result = [text.translate(None, _FOLDED_ASCII) for text in folded.to_list()]
     bare = ~lowered.str.contains(rf"\x1d[{_FOLDED}]*[^{_FOLDED}\x1d\x1e]")
     for place in bare.arg_true():
         result[place] = lowered[place].encode("utf-8")

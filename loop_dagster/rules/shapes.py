@@ -109,18 +109,25 @@ def parse_plain(row: object, *, default_feedback: str | None = None) -> Parsed |
             return None
         roles.append(item.get("role"))
     order = tuple(roles)
-    if not order or order[-1] != "assistant" or not all(type(role) is str for role in order) or not _is_usual(order):
+    if not all(type(role) is str for role in order):
         return None
-    answer = messages[-1]
-    if not answer["content"].strip():
+    usual, odd = plain_order(order)
+    answer = messages[-1] if usual else None
+    if answer is None or not answer["content"].strip():
         return None
-    verdict: Verdict | None = "accepted" if default_feedback == "good" else None
-    return Parsed(messages[:-1], answer, None, verdict, None, "messages", _odd_order(order))
+    return Parsed(messages[:-1], answer, None, plain_verdict(default_feedback), None, "messages", odd)
+
+
+def plain_verdict(default_feedback: str | None) -> Verdict | None:
+    """The verdict of a plain row (`parse_plain`), which says nothing about its answer."""
+    return "accepted" if default_feedback == "good" else None
 
 
 @lru_cache(maxsize=4_096)
-def _is_usual(roles: tuple[str, ...]) -> bool:
-    return canonical.ROLES.issuperset(roles) and "tool" not in roles and "user" in roles[:-1]
+def plain_order(roles: tuple[str, ...]) -> tuple[bool, Flag | None]:
+    """Whether messages with these roles can be a plain row (`parse_plain`), and what is odd about their order."""
+    usual = canonical.ROLES.issuperset(roles) and "tool" not in roles and "user" in roles[:-1]
+    return usual and roles[-1] == "assistant", _odd_order(roles)
 
 
 class _Refused(Exception):  # never leaves this module

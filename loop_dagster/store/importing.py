@@ -155,10 +155,10 @@ def _file_pages(path: Path, page_rows: int) -> Iterator[tuple[list[Input], int]]
     page: list[Input] = []
     size = position = read = 0
     for rows, read in read_rows(path):
-        for row in rows:
-            page.append(Input(position, row.line, row.data))
+        for line, data in rows:
+            page.append(Input(position, line, data))
             position += 1
-            size += len(row.data or b"")
+            size += len(data or b"")
             if len(page) >= page_rows or size >= PAGE_BYTES:
                 yield page, read
                 page, size = [], 0
@@ -237,9 +237,13 @@ class _Run:
                     on_progress(min(read, total) if total else read, total or read)
 
         with ThreadPoolExecutor(1, thread_name_prefix="import") as writer:
-            for inputs, done in pages:
+            given = iter(pages)
+            while True:
                 with _without_collection():
+                    inputs, done = next(given, ([], 0))
                     decoded = decode_page(inputs, self._options)
+                if not inputs:
+                    break
                 by_row_id = inputs[0].row_id is not None
                 settle()
                 read = done

@@ -10,10 +10,9 @@ it; everything that can run over columns does. The redactor runs only on the row
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from operator import is_
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -24,7 +23,7 @@ from loop_dagster.rules import canonical
 from loop_dagster.rules.canonical import Json, Message, UnreadableJsonError, dump_bytes
 from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, suspect_expression, suspects
 from loop_dagster.rules.retention import imported_until
-from loop_dagster.rules.shapes import Flag, Parsed, Refusal, Shape, parse, parse_plain
+from loop_dagster.rules.shapes import Flag, Refusal, Shape, Verdict, parse, plain_order, plain_verdict
 from loop_dagster.tables import FEEDBACK, SAMPLES
 
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
@@ -54,17 +53,56 @@ class Options:
 
 @dataclass(slots=True)
 class _Columns:
-    """Lists that grow together, one entry per row that becomes a sample."""
+    """Lists that grow together, one entry per row that becomes a sample; tools and right answers only of some rows."""
 
     lines: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     identities: list[str] = field(default_factory=list)
-    parsed: list[Parsed] = field(default_factory=list)
     messages: list[bytes] = field(default_factory=list)
     answers: list[bytes | None] = field(default_factory=list)
-    tools: list[bytes | None] = field(default_factory=list)
-    rights: list[bytes | None] = field(default_factory=list)
-    prompts: list[str] = field(default_factory=list)
+    prompts: list[bytes] = field(default_factory=list)
+    verdicts: list[Verdict | None] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    flags: dict[int, Flag] = field(default_factory=dict)
+    tools: dict[int, bytes] = field(default_factory=dict)
+    offered: dict[int, list[Json]] = field(default_factory=dict)
+    rights: dict[int, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def add(self, item: Input, identity: str, row: _Row) -> None:
+        index = len(self.lines)
+        self.lines.append(item.line)
+        self.positions.append(item.position)
+        self.identities.append(identity)
+        self.messages.append(row.messages)
+        self.answers.append(row.answer)
+        self.prompts.append(row.prompt)
+        self.verdicts.append(row.verdict)
+        self.shapes.append(row.shape)
+        if row.flag is not None:
+            self.flags[index] = row.flag
+        if row.tools is not None and row.offered is not None:
+            self.tools[index] = row.tools
+            self.offered[index] = row.offered
+        if row.right is not None:
+            self.rights[index] = row.right
+
+
+class _Row(NamedTuple):
+    """One row that becomes a sample, in canonical bytes; `whole` is the row as it came."""
+
+    whole: bytes
+    messages: bytes
+    answer: bytes | None
+    prompt: bytes
+    verdict: Verdict | None
+    shape: Shape
+    flag: Flag | None
+    tools: bytes | None = None
+    offered: list[Json] | None = None
+    right: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +130,26 @@ class Decoded:
     refusals: list[tuple[int, Refusal]]
 
     def __repr__(self) -> str:
-        return f"Decoded({len(self.columns.lines)} rows)"
+        return f"Decoded({len(self.columns)} rows)"
 
 
 def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
     """Decode and parse a page of rows. Never raises for what a row holds."""
     columns, refusals = _Columns(), []
     identify = canonical.positions(options.source, options.import_id)
+    verdict = plain_verdict(options.default_feedback)
     for item in inputs:
-        refused = _add(columns, item, options, identify)
-        if refused is not None:
-            refusals.append((item.line, refused))
+        row: _Row | Refusal | None = None
+        if not item.decoded:
+            row = TOO_LARGE if item.value is None else _plain_row(item.value, verdict)
+        if row is None:
+            row = _row(item, options.default_feedback)
+        if isinstance(row, Refusal):
+            refusals.append((item.line, row))
+        elif item.row_id is None:
+            columns.add(item, identify(item.position, row.whole), row)
+        else:
+            columns.add(item, canonical.identity("row_id", options.source, item.row_id), row)
     return Decoded(columns, refusals)
 
 
@@ -114,87 +161,94 @@ def build_page(decoded: Decoded, options: Options) -> Page:
     if redactions:
         texts = _text_frame(columns)
     samples, verdicts = _keyed(columns, texts, options)
-    flags = [(line, row.flag) for line, row in zip(columns.lines, columns.parsed, strict=True) if row.flag is not None]
-    shapes = [row.shape for row in columns.parsed]
-    return Page(samples, verdicts, columns.lines, shapes, flags, decoded.refusals, redactions)
+    flags = [(columns.lines[index], flag) for index, flag in columns.flags.items()]
+    return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redactions)
 
 
-def _add(columns: _Columns, item: Input, options: Options, identify: Callable[[int, bytes], str]) -> Refusal | None:
-    if item.value is None and not item.decoded:
-        return TOO_LARGE
+#: What begins every message but the first in the canonical text of plain messages, and stands nowhere else in it: in a
+#: string a quote has a backslash before it.
+_NEXT: Final = b',{"content":"'
+_START: Final = b'{"messages":['
+
+
+def _plain_row(value: bytes | str, verdict: Verdict | None) -> _Row | None:
+    """A plain row (`shapes.parse_plain`) in canonical bytes, None for any other: `_row` at a quarter of its cost.
+
+    A plain row holds no number that the quicker parser could respell. Whatever is odd about a row, or wrong, shows as
+    an exception or a length here, and `_row` says what it is.
+    """
     try:
-        row, parsed = _read(item, options.default_feedback)
+        row = orjson.loads(value)
+        messages = row["messages"]
+        if len(row) != 1 or type(messages) is not list:
+            return None
+        whole = dump_bytes(row)  # before `encode`, which then copies the bytes that this has made
+        roles, heads, prompt = [], canonical.PROMPT_HEADS, []
+        for turn in messages:
+            role = turn["role"]
+            if len(turn) != 2:
+                return None
+            roles.append(role)
+            prompt.append(heads[role] + turn["content"].encode())
+        usual, flag = plain_order(tuple(roles))
+        if not usual or not messages[-1]["content"].strip():
+            return None
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None
+    prompt.pop()
+    end = whole.rindex(_NEXT)
+    return _Row(
+        whole, whole[len(_START) - 1 : end] + b"]", whole[end + 1 : -2], b"\x1e".join(prompt), verdict, "messages", flag
+    )
+
+
+def _row(item: Input, default_feedback: str | None) -> _Row | Refusal:
+    """What any row becomes."""
+    try:
+        row = canonical.spelled(item.value) if item.decoded else canonical.loads(item.value)
+        parsed = parse(row, default_feedback=default_feedback)
         if isinstance(parsed, Refusal):
             return parsed
-        whole = dump_bytes(row)
-        answer = None if parsed.answer is None else dump_bytes(parsed.answer)
-        messages = _messages_bytes(row, parsed, whole, answer)
-        tools = None if parsed.tools is None else dump_bytes(parsed.tools)
-        right = None if parsed.right is None else dump_bytes(parsed.right)
-        prompt = canonical.prompt_text(parsed.messages)
+        return _Row(
+            whole=dump_bytes(row),
+            messages=dump_bytes(parsed.messages),
+            answer=_dumped(parsed.answer),
+            prompt=canonical.prompt_text(parsed.messages).encode("utf-8"),
+            verdict=parsed.verdict,
+            shape=parsed.shape,
+            flag=parsed.flag,
+            tools=_dumped(parsed.tools),
+            offered=parsed.tools,
+            right=_dumped(parsed.right),
+        )
     except UnreadableJsonError as error:
         return Refusal(error.code, error.sentence)
-    if item.row_id is None:
-        identity = identify(item.position, whole)
-    else:
-        identity = canonical.identity("row_id", options.source, item.row_id)
-    columns.lines.append(item.line)
-    columns.positions.append(item.position)
-    columns.identities.append(identity)
-    columns.parsed.append(parsed)
-    columns.messages.append(messages)
-    columns.answers.append(answer)
-    columns.tools.append(tools)
-    columns.rights.append(right)
-    columns.prompts.append(prompt)
-    return None
 
 
-def _read(item: Input, default_feedback: str | None) -> tuple[Json, Parsed | Refusal]:
-    """Row and what it becomes. Plain rows are read by the quicker parser: they hold no number that it could respell."""
-    if item.decoded:
-        row = canonical.spelled(item.value)
-        return row, parse(row, default_feedback=default_feedback)
-    try:
-        row = orjson.loads(item.value)
-    except orjson.JSONDecodeError:  # the other parser knows a byte order mark, and why a row is refused
-        pass
-    else:
-        parsed = parse_plain(row, default_feedback=default_feedback)
-        if parsed is not None:
-            return row, parsed
-    row = canonical.loads(item.value)
-    return row, parse(row, default_feedback=default_feedback)
-
-
-def _messages_bytes(row: dict[str, Json], parsed: Parsed, whole: bytes, answer: bytes | None) -> bytes:
-    """Canonical bytes of the prompt, cut out of the row's where the row is nothing but messages that are canonical."""
-    if len(row) == 1 and answer is not None and "messages" in row:
-        given = row["messages"]
-        if len(given) == len(parsed.messages) + 1 and all(map(is_, given, parsed.messages)):
-            end = len(whole) - len(answer) - 3
-            if whole.endswith(b"," + answer + b"]}"):
-                return whole[12:end] + b"]"
-    return dump_bytes(parsed.messages)
+def _dumped(value: Json) -> bytes | None:
+    return None if value is None else dump_bytes(value)
 
 
 def _text_frame(columns: _Columns) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "messages": columns.messages,
-            "answer": columns.answers,
-            "tools": columns.tools,
-            "right_answer": columns.rights,
-            "prompt": columns.prompts,
-        },
-        schema={
-            "messages": pl.Binary,
-            "answer": pl.Binary,
-            "tools": pl.Binary,
-            "right_answer": pl.Binary,
-            "prompt": pl.String,
-        },
-    ).with_columns(pl.col(pl.Binary).cast(pl.String))
+    texts: dict[str, Sequence[bytes | None]] = {
+        "messages": columns.messages,
+        "answer": columns.answers,
+        "tools": _filled(columns.tools, len(columns)),
+        "right_answer": _filled(columns.rights, len(columns)),
+        "prompt": columns.prompts,
+    }
+    return pl.DataFrame({name: _column(values) for name, values in texts.items()})
+
+
+def _filled(values: Mapping[int, bytes], count: int) -> list[bytes | None]:
+    filled: list[bytes | None] = [None] * count
+    for index, value in values.items():
+        filled[index] = value
+    return filled
+
+
+def _column(texts: Sequence[bytes | None]) -> pl.Series:
+    return pl.Series(texts, dtype=pl.Binary).cast(pl.String)
 
 
 def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
@@ -202,8 +256,8 @@ def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
     looked_at = ("messages", "answer", "tools", "right_answer")
     named = texts.select(pl.any_horizontal([suspect_expression(pl.col(name)) for name in looked_at])).to_series()
     found: dict[int, Counts] = {}
-    rows = [(index, columns.parsed[index]) for index in named.arg_true()]
-    contents = pl.Series([turn["content"] for _, row in rows for turn in _turns(row)], dtype=pl.String)
+    rows = [(index, _parts(columns, index)) for index in named.arg_true()]
+    contents = pl.Series([turn["content"] for _, row in rows for turn in row.turns()], dtype=pl.String)
     cleared = frozenset(contents.filter(~suspects(contents)).drop_nulls())
     for index, row in rows:
         clean = redact_parts(row.messages, row.answer, row.tools, row.right, cleared=cleared)
@@ -211,15 +265,36 @@ def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
             continue
         found[index] = clean.counts
         columns.messages[index] = dump_bytes(clean.messages)
-        columns.answers[index] = None if clean.answer is None else dump_bytes(clean.answer)
-        columns.tools[index] = None if clean.tools is None else dump_bytes(clean.tools)
-        columns.rights[index] = None if clean.right is None else dump_bytes(clean.right)
-        columns.prompts[index] = canonical.prompt_text(clean.messages)
+        columns.answers[index] = _dumped(clean.answer)
+        if clean.tools is not None:
+            columns.tools[index] = dump_bytes(clean.tools)
+        if clean.right is not None:
+            columns.rights[index] = dump_bytes(clean.right)
+        columns.prompts[index] = canonical.prompt_text(clean.messages).encode("utf-8")
     return found
 
 
-def _turns(row: Parsed) -> list[Message]:
-    return [*row.messages, *(turn for turn in (row.answer, row.right) if turn is not None)]
+class _Parts(NamedTuple):
+    """A conversation read back from its canonical bytes."""
+
+    messages: list[Message]
+    answer: Message | None
+    tools: list[Json] | None
+    right: Message | None
+
+    def turns(self) -> list[Message]:
+        return [*self.messages, *(turn for turn in (self.answer, self.right) if turn is not None)]
+
+
+def _parts(columns: _Columns, index: int) -> _Parts:
+    """Few rows are looked at twice, so reading them again costs less than keeping all; messages hold no numbers."""
+    answer, right = columns.answers[index], columns.rights.get(index)
+    return _Parts(
+        orjson.loads(columns.messages[index]),
+        None if answer is None else orjson.loads(answer),
+        columns.offered.get(index),
+        None if right is None else orjson.loads(right),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +335,10 @@ def redact_parts(
 
 
 def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl.DataFrame, pl.DataFrame]:
-    count = len(columns.lines)
-    joined = [
-        messages + b"\x1e" + (tools or b"") for messages, tools in zip(columns.messages, columns.tools, strict=True)
-    ]
+    count = len(columns)
+    joined = [messages + b"\x1e" for messages in columns.messages]
+    for index, tools in columns.tools.items():
+        joined[index] += tools
     uuid7 = uuid_utils.uuid7
     sample_ids = pl.Series([str(uuid7()) for _ in range(count)], dtype=pl.String)
     length = pl.col("messages").str.len_bytes() + pl.sum_horizontal(
@@ -282,16 +357,16 @@ def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl
         prompt_key=canonical.prompt_keys(texts["prompt"]),
         answer_key=canonical.keys(columns.answers),
         bytes=length.cast(pl.Int64),
-        flag=pl.Series([row.flag for row in columns.parsed], dtype=pl.String),
+        flag=pl.Series([columns.flags.get(index) for index in range(count)], dtype=pl.String),
         created_at=pl.lit(options.now, dtype=SAMPLES["created_at"].dtype),
         expires_at=pl.lit(imported_until(options.now), dtype=SAMPLES["expires_at"].dtype),
     ).select(list(SAMPLES.schema))
     verdicts = pl.DataFrame(
         {
             "sample_id": sample_ids,
-            "verdict": pl.Series([row.verdict for row in columns.parsed], dtype=pl.String),
+            "verdict": pl.Series(columns.verdicts, dtype=pl.String),
             "right_answer": texts["right_answer"],
-            "right_key": canonical.keys(columns.rights),
+            "right_key": canonical.keys(_filled(columns.rights, count)),
         }
     ).with_columns(right_bytes=pl.col("right_answer").str.len_bytes().cast(FEEDBACK["right_bytes"].dtype))
     return samples, verdicts

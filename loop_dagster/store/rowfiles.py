@@ -71,14 +71,15 @@ def _lines(file: IO[bytes], head: bytes) -> Iterator[tuple[list[RawRow], int]]:
         pieces[0] = carried + pieces[0]
         carried = pieces.pop()
         rows: list[RawRow] = []
-        for piece in pieces:
-            if cut:
-                cut = False
-            elif len(piece) > MAX_ROW_BYTES:
-                rows.append(RawRow(line, None))
+        if pieces and cut:
+            del pieces[0]
+            line, cut = line + 1, False
+        for number, piece in enumerate(pieces, line):
+            if len(piece) > MAX_ROW_BYTES:
+                rows.append(RawRow(number, None))
             elif piece and not piece.isspace():
-                rows.append(RawRow(line, piece))
-            line += 1
+                rows.append(RawRow(number, piece))
+        line += len(pieces)
         if len(carried) > MAX_ROW_BYTES:
             if not cut:
                 rows.append(RawRow(line, None))
