@@ -23,7 +23,7 @@ GOOD, WRONG, CORRECTED, GOLD, UNREVIEWED, DUPLICATES, TWINS, LONG = 1150, 30, 20
 
 
 def lines() -> list[str]:
-    """Every shape: good, wrong, corrected and gold ones, unreviewed ones, duplicates, twins, long ones, broken lines."""
+    """Every shape: good, wrong, corrected, gold and unreviewed ones, duplicates, twins, long ones, broken lines."""
     rows: list[dict[str, object]] = []
     for n in range(GOOD):
         rows.append({"prompt": f"Where is parcel {n}?", "completion": f"On its way, number {n}.", "label": True})
