@@ -119,7 +119,7 @@ def _tell(store: Store, pipeline: Pipeline, answers: list[dict[str, Any]], secon
     if live is not None:
         out.print(f"[bold]{pipeline.live_name} answers with {version}.[/bold] It took {seconds / 60:.1f} minutes.")
     out.print(
-        "\nWhere to look next\n"
+        "\nWhere to look next (`source .venv/bin/activate` makes `loop` a plain word)\n"
         f'  loop ask {pipeline.tag} "a question of yours"   ask the live version\n'
         f"  loop attempts show {attempt.key}   its timeline and bars\n"
         "  make dev                          Dagster's UI: lineage, curve and scores of each attempt\n"
