@@ -395,6 +395,8 @@ _STABLE: Final = (
     r"\u{2012}-\u{2016}\u{2018}-\u{2023}\u{3041}-\u{3096}\u{30a1}-\u{30fa}\u{4e00}-\u{9fff}\u{ac00}-\u{d7a3}"
     r"\u{1f300}-\u{1f64f}\u{1f680}-\u{1f6c5}\u{1f900}-\u{1f9ff}"
 )
+_UNSTABLE: Final = rf"[^{_STABLE}]|[\p{{Changes_When_Lowercased}}--[\x00-\x7f]]"
+_LOWER_ASCII: Final = bytes(range(256)).lower()
 
 
 def fold_prompt(prompts: pl.Series) -> pl.Series:
@@ -407,25 +409,26 @@ def fold_prompt(prompts: pl.Series) -> pl.Series:
 
 
 def _folded(prompts: pl.Series) -> list[bytes]:
+    # Few prompts hold a letter that NFKC or lower-casing changes beyond ASCII; `translate` lowers that of all below.
     normal = prompts
-    unstable = prompts.str.contains(f"[^{_STABLE}]")
+    unstable = prompts.str.contains(_UNSTABLE)
     if unstable.any():
         places = unstable.arg_true()
-        normal = prompts.clone().scatter(places, prompts.gather(places).str.normalize("NFKC"))
-    lowered = normal.str.to_lowercase()
+        lowered = prompts.gather(places).str.normalize("NFKC").str.to_lowercase()
+        normal = prompts.clone().scatter(places, lowered)
     # Twice where two pairs share a digit, which cannot match in one pass: the second follows the mark of the first.
     pair = rf"(\d)[{_FOLDED}]+(\d)"
-    kept = lowered.str.replace_all(pair, "${1}\x1f${2}")
+    kept = normal.str.replace_all(pair, "${1}\x1f${2}")
     shared = kept.str.contains(rf"\x1f\d[{_FOLDED}]+\d")
     if shared.any():
         places = shared.arg_true()
         kept = kept.scatter(places, kept.gather(places).str.replace_all(pair, "${1}\x1f${2}"))
     folded = kept.str.replace_all(_FOLDED_BEYOND, "").cast(pl.Binary)
     # Most of what goes is ASCII, and bytes lose it ten times faster than a pattern does.
-    result = [text.translate(None, _FOLDED_ASCII) for text in folded.to_list()]
-    bare = ~lowered.str.contains(rf"\x1d[{_FOLDED}]*[^{_FOLDED}\x1d\x1e]")
+    result = [text.translate(_LOWER_ASCII, _FOLDED_ASCII) for text in folded.to_list()]
+    bare = ~normal.str.contains(rf"\x1d[{_FOLDED}]*[^{_FOLDED}\x1d\x1e]")
     for place in bare.arg_true():
-        result[place] = lowered[place].encode("utf-8")
+        result[place] = normal[place].encode("utf-8").lower()
     return result
 
 

@@ -89,8 +89,29 @@ def _redact_plain(text: str) -> tuple[str, Counter[Kind]]:
     lowered = text.lower()
     for may_hold, pattern, replace in _STEPS:
         if may_hold(text, lowered):
-            text = pattern.sub(partial(replace, put), text)
+            text = _sub_near(pattern, partial(replace, put), text)
     return text, counts
+
+
+def _sub_near(pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str], text: str) -> str:
+    """`pattern.sub`, but only where `patterns.NEAR` says that a match could be replaced; looking at the rest of a text
+    costs far more."""
+    if pattern not in patterns.NEAR:
+        return pattern.sub(replace, text)
+    needed, signs = patterns.NEAR[pattern]
+    likely = [match.span() for match in needed.finditer(text)]
+    if not likely:
+        return text
+    # No match goes over a sign that none can have: what follows it is matched as it is when the whole text is read.
+    start = len(text[: likely[0][0]].rstrip(signs))
+    result: list[str] = []
+    position = 0
+    for match in pattern.finditer(text, start):
+        if match.start() >= likely[-1][1]:
+            break
+        result += text[position : match.start()], replace(match)
+        position = match.end()
+    return "".join([*result, text[position:]])
 
 
 _Put: TypeAlias = Callable[..., str]
@@ -314,7 +335,7 @@ _STEPS: Final[tuple[tuple[Callable[[str, str], bool], re.Pattern[str], Callable[
     ),
     (lambda text, _: "@" in text or "%40" in text or "&#" in text, patterns.EMAIL, _email),
     (_has_ssn, patterns.SSN, _ssn),
-    (lambda text, _: patterns.CARD_LIKE.search(text) is not None, patterns.DIGITS, _card),
+    (lambda _text, _low: True, patterns.DIGITS, _card),
     (lambda text, _: "::" in text or text.count(":") >= 6, patterns.IPV6, _ipv6),
     (lambda text, _: text.count(".") >= 3, patterns.IPV4, _ipv4),
 )
@@ -400,6 +421,9 @@ def redact_message(message: Mapping[str, Any], *, clean: Collection[str] = ()) -
     for name, value in message.items():
         if name == "role" or value is None or (name == "content" and value in clean):
             result[name] = value
+        elif name == "content":
+            result[name], found = redact(value)
+            counts.update(found)
         elif name == "tool_calls":
             result[name] = [_redact_call(call, counts) for call in value]
         else:

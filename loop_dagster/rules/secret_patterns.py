@@ -119,6 +119,13 @@ IPV6: Final = re.compile(r"(?<![0-9A-Fa-f:.])[0-9A-Fa-f:.]{3,}(?:%[0-9A-Za-z]{1,
 IPV4: Final = re.compile(
     r"(?<![0-9])(?<![0-9]\.)([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(?![0-9])(?!\.[0-9])"
 )
+_ALNUM: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+#: By pattern: what stands in or across every match that can be a secret, and every sign that any match can have.
+NEAR: Final = {
+    DIGITS: (CARD_LIKE, "0123456789ABCDEFabcdef -\u00a0\u2010\u2011\u2013"),
+    IPV6: (re.compile(":"), f"{_ALNUM}:.%"),
+    IPV4: (re.compile(r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]"), "0123456789."),
+}
 VERSION_BEFORE: Final = re.compile(
     r"(?:(?<![A-Za-z])v|versions?)(?:\s+(?:is|was|number|no\.?))?[\s\"'\\`:=.#*_(\[-]{0,8}$", re.IGNORECASE
 )

@@ -321,7 +321,8 @@ def redact_parts(
 
     def message(given: Message) -> Message:
         clean, found = redact_message(given, clean=cleared)
-        counts.update(found)
+        if found:
+            counts.update(found)
         return clean
 
     clean_messages = [message(item) for item in messages]
