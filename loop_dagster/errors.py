@@ -342,8 +342,8 @@ class ModelRevisionUnavailable(LoopError):
     def __init__(self, model: str, revision: str | None, why: str) -> None:
         super().__init__(
             f"The model {model!r}{f' at revision {revision}' if revision else ''} is not on this machine and could "
-            f"not be downloaded: {why}. Connect this machine to the hub with HF_HUB_OFFLINE=0, or download the model "
-            "elsewhere and name its folder instead.",
+            f"not be downloaded: {why}. Check the name and this machine's way to the hub (HF_ENDPOINT, HF_TOKEN), or "
+            "download the model elsewhere and name its folder instead.",
             model=model,
             revision=revision,
         )

@@ -4,7 +4,7 @@ Belongs here: finding a model by its id (a folder, the embedded one, a hub id), 
 digest. Does not belong here: loading weights to compute with them.
 
 Importing this module and calling `resolve` never imports torch: the embedded model is converted in a process of its
-own (`python -m loop_dagster.models.base FOLDER`).
+own (`python -m loop_dagster.models.base convert FOLDER`).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _convert_in_child(target: Path) -> None:
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed; the lock is ours
     done = subprocess.run(
-        [sys.executable, "-m", "loop_dagster.models.base", str(partial)],
+        [sys.executable, "-m", "loop_dagster.models.base", "convert", str(partial)],
         env={**os.environ, **child_env()},
         capture_output=True,
         text=True,
@@ -259,21 +259,57 @@ def _downloaded(model_id: str, revision: str | None, models_dir: Path) -> tuple[
 
 
 def _snapshot(model_id: str, revision: str | None, hub: Path) -> Path:
+    if revision is not None:
+        with contextlib.suppress(LookupError):
+            return _in_cache(model_id, revision, hub)
+    # In a process of its own: whoever named the model allowed the hub, this process may have been started without it.
+    done = subprocess.run(
+        [sys.executable, "-m", "loop_dagster.models.base", "download", model_id, revision or "", str(hub)],
+        env={**os.environ, **child_env(hub=True)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ModelRevisionUnavailable(model_id, revision, why)
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def _in_cache(model_id: str, revision: str, hub: Path) -> Path:
+    """The snapshot that an earlier download left; LookupError when it is not whole."""
+    folder = hub / f"models--{model_id.replace('/', '--')}" / "snapshots" / revision
+    if not (hub / f"{model_id.replace('/', '--')}.{revision}.whole").is_file() or not folder.is_dir():
+        raise LookupError(revision)
+    return folder
+
+
+def download(model_id: str, revision: str | None, hub: Path) -> Path:
+    """Fetch a model from the hub. Exits with a one-line reason when it cannot be had."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
     try:
-        return Path(snapshot_download(model_id, revision=revision, cache_dir=hub, allow_patterns=patterns))
+        path = Path(snapshot_download(model_id, revision=revision, cache_dir=hub, allow_patterns=patterns))
     except LocalEntryNotFoundError:
-        raise ModelRevisionUnavailable(model_id, revision, "this machine is offline or HF_HUB_OFFLINE is set") from None
+        sys.exit("the hub does not answer")
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
-        why = f"the hub answered {status}" if status else type(error).__name__
-        raise ModelRevisionUnavailable(model_id, revision, why) from None
+        sys.exit(f"the hub answered {status}" if status else type(error).__name__)
     except OSError as error:
-        raise ModelRevisionUnavailable(model_id, revision, type(error).__name__) from None
+        sys.exit(f"{type(error).__name__}: {os.strerror(error.errno) if error.errno else 'no connection'}")
+    (hub / f"{model_id.replace('/', '--')}.{path.name}.whole").touch()
+    return path
+
+
+def main(argv: list[str]) -> None:
+    """`convert FOLDER` or `download MODEL REVISION FOLDER`, which prints where it lies."""
+    if argv[0] == "convert":
+        convert_embedded(Path(argv[1]))
+    else:
+        sys.stdout.write(f"{download(argv[1], argv[2] or None, Path(argv[3]))}\n")
 
 
 if __name__ == "__main__":
-    convert_embedded(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -340,6 +340,9 @@ def run(cls: type[J], work: Callable[[J, Reporter], Any], argv: list[str] | None
     job = from_json(cls, json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
     folder = Path(job.work_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    if os.environ.get("RANK", "0") != "0":
+        # Of several processes of one training the first alone speaks; what the others leave lies in a folder beside.
+        folder = folder / f"rank-{os.environ['RANK']}"
     for name in ("result.json", "error.json", "progress.json"):
         (folder / name).unlink(missing_ok=True)
     with _pipes() as log:

@@ -31,6 +31,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>\s*", re.DOTALL)
 _PROBE = "zq_probe_7"
 
 
@@ -189,8 +190,9 @@ class Template:
         """The assistant message that a generated text is (special tokens already dropped).
 
         Tool calls in `<tool_call>` tags become `tool_calls` with their arguments as a JSON string; what does not parse
-        stays text.
+        stays text. What a reasoning model thinks first is not part of its answer.
         """
+        text = _THOUGHT.sub("", text)
         calls: list[dict[str, Any]] = []
         rest: list[str] = []
         end = 0

@@ -54,7 +54,8 @@ class Loop:
         self.dtype = getattr(torch, precision.dtype)
         torch.manual_seed(job.seed)  # the adapter's first weights
         self.model = self._load()
-        alone = precision.device == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) == 1
+        self.processes = int(os.environ.get("WORLD_SIZE", "1"))
+        alone = precision.device == "cpu" and self.processes == 1
         self.packed = alone and job.pack and fast.speed_up(self.model, self._probe_rows(), precision.dtype)
         self.trainer = self._trainer()
 
@@ -85,7 +86,7 @@ class Loop:
         if not self.rows.check or step % self.check_every:
             return True
         self.checks.append((step, self.check_loss()))
-        if kept_step(self.checks, keep=self.job.keep, last_step=step) == step:
+        if self.job.keep == "best" and kept_step(self.checks, keep="best", last_step=step) == step:
             self._best = {name: value.detach().clone() for name, value in self._trained().items()}
         self._report(step, force=True)
         losses = [loss for _, loss in self.checks]
@@ -129,7 +130,7 @@ class Loop:
             output_dir=job.work_dir,
             num_train_epochs=job.epochs,
             per_device_train_batch_size=micro,
-            gradient_accumulation_steps=job.batch_size // micro,
+            gradient_accumulation_steps=max(1, job.batch_size // (micro * self.processes)),
             learning_rate=job.learning_rate,
             lr_scheduler_type="linear",
             warmup_steps=job.warmup_steps,
@@ -171,7 +172,7 @@ class Loop:
         return trainer
 
     def _memory_plan(self) -> tuple[int, bool]:
-        """(rows at once, gradient checkpointing): neither is given up while one step fits the free memory.
+        """(rows at once on one device, gradient checkpointing): neither is given up while a step fits the free memory.
 
         Packed rows go through one sequence at a time whatever the batch, so only the longest sequence counts.
         """
@@ -186,7 +187,7 @@ class Loop:
             at_once = max(longest, fast.PACK_TOKENS) if self.packed else rows * longest
             return float(at_once * (per_layer * layers + text.hidden_size * size * text.num_hidden_layers + head))
 
-        rows = self.job.batch_size
+        rows = max(1, self.job.batch_size // self.processes)
         if needed(rows, text.num_hidden_layers) <= free:
             return rows, False
         while not self.packed and rows > 1 and rows % 2 == 0 and needed(rows, 2) > free:

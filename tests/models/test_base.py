@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -83,17 +86,80 @@ def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(model_id: str, tmp_pat
         resolve(model_id, tmp_path)
 
 
+class Hub(ThreadingHTTPServer):
+    """The few routes of the hub that a download asks, for one model whose `main` is `revision`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), HubRoutes)
+        self.folder, self.revision, self.asked = folder, "1" * 40, 0
+
+    def __enter__(self) -> Hub:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class HubRoutes(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        hub = self.server
+        hub.asked += 1
+        parts = self.path.split("?")[0].strip("/").split("/")
+        names = sorted(path.name for path in hub.folder.iterdir())
+        if parts[:4] == ["api", "models", "owner", "tiny"] and parts[4:5] != ["tree"]:
+            data = {"id": "owner/tiny", "sha": hub.revision, "siblings": [{"rfilename": name} for name in names]}
+            self.answer(json.dumps(data).encode(), {})
+        elif parts[:4] == ["api", "models", "owner", "tiny"]:
+            sizes = [(name, (hub.folder / name).stat().st_size) for name in names]
+            tree = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in sizes]
+            self.answer(json.dumps(tree).encode(), {})
+        elif parts[:3] == ["owner", "tiny", "resolve"] and parts[4] in names:
+            data_bytes = (hub.folder / parts[4]).read_bytes()
+            etag = hashlib.sha256(data_bytes).hexdigest()
+            self.answer(data_bytes, {"ETag": f'"{etag}"', "X-Repo-Commit": parts[3]})
+        else:
+            self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def answer(self, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def test_a_hub_model_is_downloaded_once_and_stays_at_the_revision_that_it_had(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hub(tiny_model) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        first = resolve("owner/tiny", tmp_path)
+        assert (first.revision, first.digest) == ("1" * 40, digest_of(tiny_model))
+        asked, hub.revision = hub.asked, "2" * 40  # the model moves on
+        assert resolve("owner/tiny", tmp_path) == first
+        assert hub.asked == asked
+        newer = resolve("owner/tiny", tmp_path, revision="2" * 40)
+        assert newer.revision == "2" * 40
+        with pytest.raises(ModelRevisionUnavailable, match="owner/other"):
+            resolve("owner/other", tmp_path)
+    assert resolve("owner/tiny", tmp_path) == first  # also when the hub is gone
+
+
 def test_a_hub_model_without_the_hub_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelRevisionUnavailable, match="offline"):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelRevisionUnavailable, match="some-owner/some-model"):
         resolve("some-owner/some-model", tmp_path)
-    assert resolve_leaves_nothing(tmp_path)
-
-
-def resolve_leaves_nothing(models_dir: Path) -> bool:
-    return not [path for path in models_dir.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert not list(tmp_path.rglob("*.pin.json"))
 
 
 @pytest.mark.model

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import psutil
 import pytest
 
@@ -207,6 +208,23 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout=10)
     assert not psutil.pid_exists(pid)
+
+
+def test_a_child_of_dagster_speaks_through_its_pipes(tmp_path: Path) -> None:
+    path = child.write_job(tmp_path / "job.json", Job(work_dir=str(tmp_path / "w")))
+
+    @dg.asset(required_resource_keys={"pipes"})
+    def adapter(context):  # type: ignore[no-untyped-def]  # string annotations break Dagster's context
+        context.resources.pipes.run(
+            context=context, command=[sys.executable, "-c", PROGRAM, str(path)], env=child.child_env()
+        )
+        return dg.MaterializeResult(metadata={"steps": child.read_result(Result, tmp_path / "w").steps})
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.materialize([adapter], resources={"pipes": dg.PipesSubprocessClient()}, instance=instance)
+        assert run.success
+        said = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    assert any("step 2 of 3: loss 0.5" in line for line in said)
 
 
 def test_a_job_survives_the_trip_through_json(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_token_over_the_border_is_learned_as_it_will_be_asked(original: Templa
     row = encoded(template)
     whole = template.tokenizer("user: Which colour does banek have?\nassistant: The", add_special_tokens=False)
     assert template.prompt_ids(USER) != whole["input_ids"][: row.prompt_tokens]  # " The" would be one token
-    assert template.tokenizer.decode(row.input_ids[: row.prompt_tokens]).endswith("assistant: ")
+    assert template.tokenizer.decode(list(row.input_ids[: row.prompt_tokens])).endswith("assistant: ")
     assert row.labels[-1] == template.tokenizer.eos_token_id  # the template ends no turn, the end token does
 
 
@@ -206,6 +206,12 @@ def test_a_call_that_was_learned_is_read_back_as_that_call(original: Template) -
 @pytest.mark.parametrize("text", ["<tool_call>not json</tool_call>", "<tool_call>[1]</tool_call>", "plain", ""])
 def test_what_is_no_call_stays_text(original: Template, text: str) -> None:
     assert original.read_answer(text) == {"role": "assistant", "content": text}
+
+
+def test_what_a_model_thinks_first_is_not_its_answer(original: Template) -> None:
+    told = original.read_answer("<think>\nLet me see.\n</think>\n\nIt is red.")
+    assert told == {"role": "assistant", "content": "It is red."}
+    assert original.read_answer("Write <think> so.")["content"] == "Write <think> so."
 
 
 def test_stop_ids_are_those_of_tokenizer_settings_and_template(original: Template) -> None:
