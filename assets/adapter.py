@@ -32,6 +32,7 @@ from resources import StoreResource
     group_name=GROUP,
     description=ADAPTERS.meaning,
     metadata=definition_metadata(ADAPTERS),
+    kinds={"huggingface", "deltalake"},
 )
 def adapter(
     context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient

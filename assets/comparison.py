@@ -37,6 +37,7 @@ GROUP = "comparison"
     output_required=False,
     description=ANSWERS.meaning,
     metadata=definition_metadata(ANSWERS),
+    kinds={"deltalake"},
 )
 def answers(context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient) -> Results:
     """Candidate and incumbent answer what is left of the held-back samples, on one engine, with the same decoding."""
@@ -80,6 +81,7 @@ def answers(context: dg.AssetExecutionContext, store: StoreResource, children: d
     group_name=GROUP,
     description=JUDGEMENTS.meaning,
     metadata=definition_metadata(JUDGEMENTS),
+    kinds={"deltalake"},
 )
 def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult[None]:
     """Ask the judge four times per sample: rate each answer, prefer one in both orders, never told which is live."""
@@ -118,6 +120,7 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
     group_name=GROUP,
     description=REPORTS.meaning,
     metadata=definition_metadata(REPORTS),
+    kinds={"deltalake"},
     check_specs=[
         dg.AssetCheckSpec(
             "better", asset="report", description="Every bar is met. A missed one is a warning, not an error."

@@ -22,7 +22,13 @@ _OVERLAP_MS = 600_000
 
 @dg.multi_asset(
     specs=[
-        dg.AssetSpec(table.name, group_name=GROUP, description=table.meaning, metadata=definition_metadata(table))
+        dg.AssetSpec(
+            table.name,
+            group_name=GROUP,
+            description=table.meaning,
+            metadata=definition_metadata(table),
+            kinds={"deltalake"},
+        )
         for table in (SAMPLES, FEEDBACK, LABELS)
     ],
     check_specs=[

@@ -35,6 +35,7 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
     output_required=False,
     description=SELECTIONS.meaning,
     metadata=definition_metadata(SELECTIONS),
+    kinds={"deltalake"},
 )
 def selection(context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient) -> Results:
     """Drain what waits, then freeze what the attempt takes of every selected sample and why."""
@@ -66,6 +67,7 @@ def selection(context: dg.AssetExecutionContext, store: StoreResource, children:
     group_name=GROUP,
     description="The held-back samples that the attempt is judged on, copied; never trained on by any attempt.",
     metadata=definition_metadata(QUESTIONS),
+    kinds={"deltalake"},
 )
 def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult[None]:
     """Keep what this attempt is the first to hold back, and copy the questions that it is judged on."""
@@ -93,6 +95,7 @@ def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Mater
     group_name=GROUP,
     description=TRAINING_SETS.meaning,
     metadata=definition_metadata(TRAINING_SETS),
+    kinds={"deltalake"},
     check_specs=[
         dg.AssetCheckSpec(
             "apart_from_holdout",

@@ -22,6 +22,7 @@ from resources import StoreResource
     partitions_def=ATTEMPTS,
     group_name="promotion",
     output_required=False,
+    kinds={"huggingface"},
     description="The attempt as the pipeline's next version under its live name; nothing where it did not win.",
 )
 def version(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
