@@ -14,7 +14,6 @@ from assets.metadata import definition_metadata, written
 from assets.steps import StepRun, attempt_step, utc_now
 from assets.training_set import GROUP, training_set
 from loop_dagster.models.base import BaseModel, verify
-from loop_dagster.models.child import to_json
 from loop_dagster.models.report_pictures import as_markdown, training_curve_png
 from loop_dagster.models.serve import prepare
 from loop_dagster.models.train import TrainJob, TrainResult, recipe_fields
@@ -127,7 +126,7 @@ def _keep(step: StepRun, base: BaseModel, recipe: Recipe, result: TrainResult, f
         "tokens": result.tokens,
         "seconds": result.seconds,
         "recipe": json.dumps(dataclasses.asdict(recipe)),
-        "curve": json.dumps([to_json(point) for point in result.curve]),
+        "curve": json.dumps(result.curve),
         "created_at": utc_now(),
     }
     step.write(ADAPTERS, pl.DataFrame([row], schema_overrides=ADAPTERS.schema))
