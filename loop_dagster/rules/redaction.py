@@ -14,8 +14,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from itertools import compress
 from typing import Any, Final, Literal, TypeAlias
 
 import polars as pl
@@ -61,12 +62,32 @@ def redact(text: str) -> tuple[str, Counts]:
         counts += found
 
 
-def _redact_once(text: str) -> tuple[str, Counter[Kind]]:
-    changed, counts = _redact_plain(text)
+def redactions(texts: Iterable[str]) -> dict[str, tuple[str, Counts]]:
+    """By text what `redact` gives for it, of those texts that it changes; columns find the steps that each needs."""
+    given = pl.Series(list(dict.fromkeys(texts)), dtype=pl.String)
+    pending = {text: text for text in given.filter(suspects(given))}
+    changed: dict[str, tuple[str, Counter[Kind]]] = {}
+    looks = [pl.col("text").str.contains(look).alias(look) for look in patterns.SUSPECTS]
+    escape = pl.col("text").str.contains(patterns.SUSPECT_ESCAPE).alias("escape")
+    while pending:
+        due = pl.DataFrame({"text": list(pending.values())}, schema={"text": pl.String}).select(escape, *looks)
+        again: dict[str, str] = {}
+        for (text, present), (escaped, *steps) in zip(pending.items(), due.iter_rows(), strict=True):
+            if escaped or any(steps):
+                clean, found = _redact_once(present, _STEPS if escaped else tuple(compress(_STEPS, steps)))
+                if found:
+                    again[text] = clean
+                    changed[text] = clean, found + changed[text][1] if text in changed else found
+        pending = again
+    return {text: (clean, dict(counts)) for text, (clean, counts) in changed.items()}
+
+
+def _redact_once(text: str, steps: tuple[_Step, ...] | None = None) -> tuple[str, Counter[Kind]]:
+    changed, counts = _redact_plain(text, _STEPS if steps is None else steps)
     if "\\u00" in changed or "\\/" in changed:
         # JSON text inside the string: look at it without the escapes of plain characters, and keep that only if a
         # secret was behind them.
-        seen, hidden = _redact_plain(patterns.ESCAPE.sub(_unescape, changed))
+        seen, hidden = _redact_plain(patterns.ESCAPE.sub(_unescape, changed), _STEPS)
         if hidden:
             return seen, counts + hidden
     return changed, counts
@@ -79,7 +100,7 @@ def _unescape(match: re.Match[str]) -> str:
     return match[0] if sign in '"\\\x7f' else sign
 
 
-def _redact_plain(text: str) -> tuple[str, Counter[Kind]]:
+def _redact_plain(text: str, steps: tuple[_Step, ...]) -> tuple[str, Counter[Kind]]:
     counts: Counter[Kind] = Counter()
 
     def put(kind: Kind, before: str = "", after: str = "") -> str:
@@ -87,7 +108,7 @@ def _redact_plain(text: str) -> tuple[str, Counter[Kind]]:
         return f"{before}{marker(kind)}{after}"
 
     lowered = text.lower()
-    for may_hold, pattern, replace in _STEPS:
+    for may_hold, pattern, replace in steps:
         if may_hold(text, lowered):
             text = _sub_near(pattern, partial(replace, put), text)
     return text, counts
@@ -322,7 +343,8 @@ def _has_ssn(text: str, lowered: str) -> bool:
 
 
 #: May the text hold this kind (a cheap look, given the lower-cased text too), pattern, what stands for a match.
-_STEPS: Final[tuple[tuple[Callable[[str, str], bool], re.Pattern[str], Callable[[_Put, re.Match[str]], str]], ...]] = (
+_Step: TypeAlias = tuple[Callable[[str, str], bool], re.Pattern[str], Callable[[_Put, re.Match[str]], str]]
+_STEPS: Final[tuple[_Step, ...]] = (
     (lambda text, _: "PRIVATE KEY" in text, patterns.PRIVATE_KEY, partial(_whole, "private_key")),
     (lambda text, _: "eyJ" in text, patterns.JWT, partial(_whole, "jwt")),
     (lambda text, _: "AKIA" in text or "ASIA" in text, patterns.AWS_ID, partial(_whole, "aws_key")),
@@ -411,19 +433,22 @@ def redact_arguments(arguments: str) -> tuple[str, Counts]:
     return (dumps(clean), counts) if counts else (arguments, counts)
 
 
-def redact_message(message: Mapping[str, Any], *, clean: Collection[str] = ()) -> tuple[dict[str, Any], Counts]:
+def redact_message(
+    message: Mapping[str, Any], *, known: Mapping[str, tuple[str, Counts]] | None = None
+) -> tuple[dict[str, Any], Counts]:
     """A canonical message with text, name, ids and arguments redacted, and the counts.
 
-    `clean` are texts that `suspects` has cleared already; content among them is not looked at again.
+    `known` are the `redactions` of texts with the content of this message among them, which is not looked at again.
     """
     counts: Counter[Kind] = Counter()
     result: dict[str, Any] = {}
     for name, value in message.items():
-        if name == "role" or value is None or (name == "content" and value in clean):
+        if name == "role" or value is None:
             result[name] = value
-        elif name == "content":
-            result[name], found = redact(value)
-            counts.update(found)
+        elif name == "content" and known is not None:
+            result[name], found = known.get(value, (value, None))
+            if found:
+                counts.update(found)
         elif name == "tool_calls":
             result[name] = [_redact_call(call, counts) for call in value]
         else:

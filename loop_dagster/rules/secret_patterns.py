@@ -17,24 +17,25 @@ _KEY_PREFIXES: Final = (
     r"sk-|[rsp]k_(?:live|test)_|whsec_|gh[pousr]_|github_pat_|xox[a-z]-|xapp-|gl[a-z]{2,5}-|hf_|AIza|ya29\.|GOCSPX-|"
     r"npm_|pypi-|SG\.|dop_v1_|shp[a-z]{2}_|lin_api_|ntn_|gsk_|xai-|pplx-|r8_|dapi|key-|SK"
 )
-SUSPECT: Final = "|".join(
-    (
-        r"PRIVATE KEY",
-        r"eyJ[0-9A-Za-z_-]{8}",
-        r"A[KS]IA[0-9A-Z]{16}",
-        r"(?i:secret|session.?token|security.?token|account.?key)",
-        rf"(?:{_KEY_PREFIXES})[0-9A-Za-z._-]{{8}}",
-        r"[0-9]{8}:[0-9A-Za-z_-]{35}",
-        r"(?i:bearer|basic)(?:\s|\\\w)+[0-9A-Za-z._~+/\\-]{12}",
-        r"(?i:api.?key|access.?key|(?:access|auth|refresh|bearer).?token)",
-        r"[0-9A-Za-z_.+%'\u0080-\U0010ffff-]@[^\s]|%40|&#(?:64|[xX]40);",
-        rf"[0-9](?:{_SEPARATOR}?[0-9]){{12}}",
-        r"[0-9]{3}-[0-9]{2}-[0-9]{4}|(?i:ssn|social.security)",
-        r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
-        r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?:[0-9A-Fa-f]{1,4}:){7}",
-        r"\\u00[2-7][0-9A-Fa-f]",
-    )
+_CONFIDENTIAL: Final = r"(?i:secret|session.?token|security.?token|account.?key)"
+#: One for each step of redaction.py, in its order.
+SUSPECTS: Final = (
+    r"PRIVATE KEY",
+    r"eyJ[0-9A-Za-z_-]{8}",
+    r"A[KS]IA[0-9A-Z]{16}",
+    _CONFIDENTIAL,
+    rf"(?:{_KEY_PREFIXES})[0-9A-Za-z._-]{{8}}|[0-9]{{8}}:[0-9A-Za-z_-]{{35}}",
+    rf"{_CONFIDENTIAL}|(?i:bearer|basic)(?:\s|\\\w)+[0-9A-Za-z._~+/\\-]{{12}}"
+    r"|(?i:api.?key|access.?key|(?:access|auth|refresh|bearer).?token)",
+    r"[0-9A-Za-z_.+%'\u0080-\U0010ffff-]@[^\s]|%40|&#(?:64|[xX]40);",
+    r"[0-9]{3}-[0-9]{2}-[0-9]{4}|(?i:ssn|social.security)",
+    rf"[0-9](?:{_SEPARATOR}?[0-9]){{12}}",
+    r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?:[0-9A-Fa-f]{1,4}:){6}",
+    r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
 )
+#: An escape of JSON text, behind which there may be any kind.
+SUSPECT_ESCAPE: Final = r"\\u00[2-7][0-9A-Fa-f]"
+SUSPECT: Final = "|".join((*SUSPECTS, SUSPECT_ESCAPE))
 # The exact patterns. A secret may begin after a JSON escape that stands in the text as two or six characters. What can
 # fail after an open repetition is bounded, so that hostile text takes linear time.
 

@@ -10,7 +10,7 @@ it; everything that can run over columns does. The redactor runs only on the row
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -21,7 +21,7 @@ import uuid_utils
 
 from loop_dagster.rules import canonical
 from loop_dagster.rules.canonical import Json, Message, UnreadableJsonError, dump_bytes
-from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, suspect_expression, suspects
+from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, redactions, suspect_expression
 from loop_dagster.rules.retention import imported_until
 from loop_dagster.rules.shapes import Flag, Refusal, Shape, Verdict, parse, plain_order, plain_verdict
 from loop_dagster.tables import FEEDBACK, SAMPLES
@@ -157,12 +157,12 @@ def build_page(decoded: Decoded, options: Options) -> Page:
     """Redact and key a decoded page, the part that runs over columns."""
     columns = decoded.columns
     texts = _text_frame(columns)
-    redactions = _redact(columns, texts)
-    if redactions:
-        texts = _text_frame(columns)
+    redacted = _redact(columns, texts)
+    if redacted:
+        texts = _changed(texts, columns, list(redacted))
     samples, verdicts = _keyed(columns, texts, options)
     flags = [(columns.lines[index], flag) for index, flag in columns.flags.items()]
-    return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redactions)
+    return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redacted)
 
 
 #: What begins every message but the first in the canonical text of plain messages, and stands nowhere else in it: in a
@@ -230,14 +230,29 @@ def _dumped(value: Json) -> bytes | None:
 
 
 def _text_frame(columns: _Columns) -> pl.DataFrame:
-    texts: dict[str, Sequence[bytes | None]] = {
+    count = len(columns)
+    return pl.DataFrame(
+        {
+            "messages": _column(columns.messages),
+            "answer": _column(columns.answers),
+            "tools": _column(_filled(columns.tools, count)),
+            "right_answer": _column(_filled(columns.rights, count)),
+            "prompt": _column(columns.prompts),
+        }
+    )
+
+
+def _changed(texts: pl.DataFrame, columns: _Columns, places: list[int]) -> pl.DataFrame:
+    """The frame with the rows at `places` as they are now."""
+    lists: dict[str, Sequence[bytes | None]] = {
         "messages": columns.messages,
         "answer": columns.answers,
-        "tools": _filled(columns.tools, len(columns)),
-        "right_answer": _filled(columns.rights, len(columns)),
         "prompt": columns.prompts,
     }
-    return pl.DataFrame({name: _column(values) for name, values in texts.items()})
+    maps = {"tools": columns.tools, "right_answer": columns.rights}
+    now = {name: _column([values[place] for place in places]) for name, values in lists.items()}
+    now |= {name: _column([values.get(place) for place in places]) for name, values in maps.items()}
+    return texts.with_columns(texts[name].clone().scatter(places, values) for name, values in now.items())
 
 
 def _filled(values: Mapping[int, bytes], count: int) -> list[bytes | None]:
@@ -254,23 +269,27 @@ def _column(texts: Sequence[bytes | None]) -> pl.Series:
 def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
     """Redact the rows that the prefilter names, in place; counts by index of the rows that changed."""
     looked_at = ("messages", "answer", "tools", "right_answer")
-    named = texts.select(pl.any_horizontal([suspect_expression(pl.col(name)) for name in looked_at])).to_series()
+    named = texts.select(suspect_expression(pl.col(name)) for name in looked_at)
+    prompts = named["messages"]
+    rows = [
+        (index, _parts(columns, index, with_prompt=prompts[index]))
+        for index in named.select(pl.any_horizontal(pl.all())).to_series().arg_true().to_list()
+    ]
+    known = redactions(turn["content"] for _, row in rows for turn in row.turns() if turn["content"] is not None)
     found: dict[int, Counts] = {}
-    rows = [(index, _parts(columns, index)) for index in named.arg_true()]
-    contents = pl.Series([turn["content"] for _, row in rows for turn in row.turns()], dtype=pl.String)
-    cleared = frozenset(contents.filter(~suspects(contents)).drop_nulls())
     for index, row in rows:
-        clean = redact_parts(row.messages, row.answer, row.tools, row.right, cleared=cleared)
+        clean = redact_parts(row.messages, row.answer, row.tools, row.right, known=known)
         if not clean.counts:
             continue
         found[index] = clean.counts
-        columns.messages[index] = dump_bytes(clean.messages)
         columns.answers[index] = _dumped(clean.answer)
+        if clean.messages:
+            columns.messages[index] = dump_bytes(clean.messages)
+            columns.prompts[index] = canonical.prompt_text(clean.messages).encode("utf-8")
         if clean.tools is not None:
             columns.tools[index] = dump_bytes(clean.tools)
         if clean.right is not None:
             columns.rights[index] = dump_bytes(clean.right)
-        columns.prompts[index] = canonical.prompt_text(clean.messages).encode("utf-8")
     return found
 
 
@@ -286,11 +305,14 @@ class _Parts(NamedTuple):
         return [*self.messages, *(turn for turn in (self.answer, self.right) if turn is not None)]
 
 
-def _parts(columns: _Columns, index: int) -> _Parts:
-    """Few rows are looked at twice, so reading them again costs less than keeping all; messages hold no numbers."""
+def _parts(columns: _Columns, index: int, *, with_prompt: bool) -> _Parts:
+    """What is to be looked at again; the prompt is left out where the prefilter has cleared it.
+
+    Few rows are, so reading them again costs less than keeping all. Messages hold no numbers.
+    """
     answer, right = columns.answers[index], columns.rights.get(index)
     return _Parts(
-        orjson.loads(columns.messages[index]),
+        orjson.loads(columns.messages[index]) if with_prompt else [],
         None if answer is None else orjson.loads(answer),
         columns.offered.get(index),
         None if right is None else orjson.loads(right),
@@ -314,13 +336,13 @@ def redact_parts(
     tools: list[Json] | None,
     right: Message | None,
     *,
-    cleared: Collection[str] = (),
+    known: Mapping[str, tuple[str, Counts]] | None = None,
 ) -> Clean:
-    """Every part of a canonical conversation redacted; `cleared` are texts that the prefilter has cleared."""
+    """Every part of a canonical conversation redacted; `known` are the `redactions` of all its contents."""
     counts: Counter[Kind] = Counter()
 
     def message(given: Message) -> Message:
-        clean, found = redact_message(given, clean=cleared)
+        clean, found = redact_message(given, known=known)
         if found:
             counts.update(found)
         return clean
