@@ -190,7 +190,7 @@ _DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 def is_card(digits: str) -> bool:
     """Whether 13 to 19 digits have an issuer's prefix and length and pass the Luhn check."""
     size = len(digits)
-    if not any(low <= digits[: len(low)] <= high and size in sizes for low, high, sizes in patterns.ISSUERS):
+    if not any(size in sizes and low <= digits[: len(low)] <= high for low, high, sizes in patterns.ISSUERS):
         return False
     odd = sum(int(digit) for digit in digits[-1::-2])
     even = sum(_DOUBLED[int(digit)] for digit in digits[-2::-2])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -51,49 +51,9 @@ class Options:
     default_feedback: str | None = None
 
 
-@dataclass(slots=True)
-class _Columns:
-    """Lists that grow together, one entry per row that becomes a sample; tools and right answers only of some rows."""
-
-    lines: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    identities: list[str] = field(default_factory=list)
-    messages: list[bytes] = field(default_factory=list)
-    answers: list[bytes | None] = field(default_factory=list)
-    prompts: list[bytes] = field(default_factory=list)
-    verdicts: list[Verdict | None] = field(default_factory=list)
-    shapes: list[Shape] = field(default_factory=list)
-    flags: dict[int, Flag] = field(default_factory=dict)
-    tools: dict[int, bytes] = field(default_factory=dict)
-    offered: dict[int, list[Json]] = field(default_factory=dict)
-    rights: dict[int, bytes] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def add(self, item: Input, identity: str, row: _Row) -> None:
-        index = len(self.lines)
-        self.lines.append(item.line)
-        self.positions.append(item.position)
-        self.identities.append(identity)
-        self.messages.append(row.messages)
-        self.answers.append(row.answer)
-        self.prompts.append(row.prompt)
-        self.verdicts.append(row.verdict)
-        self.shapes.append(row.shape)
-        if row.flag is not None:
-            self.flags[index] = row.flag
-        if row.tools is not None and row.offered is not None:
-            self.tools[index] = row.tools
-            self.offered[index] = row.offered
-        if row.right is not None:
-            self.rights[index] = row.right
-
-
 class _Row(NamedTuple):
-    """One row that becomes a sample, in canonical bytes; `whole` is the row as it came."""
+    """One row that becomes a sample, in canonical bytes; `offered` are its tools as they were decoded."""
 
-    whole: bytes
     messages: bytes
     answer: bytes | None
     prompt: bytes
@@ -103,6 +63,29 @@ class _Row(NamedTuple):
     tools: bytes | None = None
     offered: list[Json] | None = None
     right: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Lists of one length, one entry per row that becomes a sample."""
+
+    lines: list[int]
+    positions: list[int]
+    identities: list[str]
+    messages: list[bytes]
+    answers: list[bytes | None]
+    prompts: list[bytes]
+    verdicts: list[Verdict | None]
+    shapes: list[Shape]
+    flags: list[Flag | None]
+    tools: list[bytes | None]
+    offered: list[list[Json] | None]
+    rights: list[bytes | None]
+
+    @classmethod
+    def of(cls, lines: list[int], positions: list[int], identities: list[str], rows: list[_Row]) -> _Columns:
+        columns = zip(*rows, strict=True) if rows else ((),) * len(_Row._fields)
+        return cls(lines, positions, identities, *map(list, columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +113,37 @@ class Decoded:
     refusals: list[tuple[int, Refusal]]
 
     def __repr__(self) -> str:
-        return f"Decoded({len(self.columns)} rows)"
+        return f"Decoded({len(self.columns.lines)} rows)"
 
 
 def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
     """Decode and parse a page of rows. Never raises for what a row holds."""
-    columns, refusals = _Columns(), []
+    lines: list[int] = []
+    positions: list[int] = []
+    identities: list[str] = []
+    rows: list[_Row] = []
+    refusals: list[tuple[int, Refusal]] = []
     identify = canonical.positions(options.source, options.import_id)
     verdict = plain_verdict(options.default_feedback)
     for item in inputs:
-        row: _Row | Refusal | None = None
-        if not item.decoded:
-            row = TOO_LARGE if item.value is None else _plain_row(item.value, verdict)
-        if row is None:
-            row = _row(item, options.default_feedback)
-        if isinstance(row, Refusal):
-            refusals.append((item.line, row))
-        elif item.row_id is None:
-            columns.add(item, identify(item.position, row.whole), row)
+        position, line, value, decoded, row_id = item
+        became: tuple[bytes, _Row] | Refusal | None = None
+        if not decoded:
+            became = TOO_LARGE if value is None else _plain_row(value, verdict)
+        if became is None:
+            became = _row(item, options.default_feedback)
+        if isinstance(became, Refusal):
+            refusals.append((line, became))
+            continue
+        whole, row = became
+        lines.append(line)
+        positions.append(position)
+        rows.append(row)
+        if row_id is None:
+            identities.append(identify(position, whole))
         else:
-            columns.add(item, canonical.identity("row_id", options.source, item.row_id), row)
-    return Decoded(columns, refusals)
+            identities.append(canonical.identity("row_id", options.source, row_id))
+    return Decoded(_Columns.of(lines, positions, identities, rows), refusals)
 
 
 def build_page(decoded: Decoded, options: Options) -> Page:
@@ -161,7 +154,7 @@ def build_page(decoded: Decoded, options: Options) -> Page:
     if redacted:
         texts = _changed(texts, columns, list(redacted))
     samples, verdicts = _keyed(columns, texts, options)
-    flags = [(columns.lines[index], flag) for index, flag in columns.flags.items()]
+    flags = [(line, flag) for line, flag in zip(columns.lines, columns.flags, strict=True) if flag is not None]
     return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redacted)
 
 
@@ -171,10 +164,10 @@ _NEXT: Final = b',{"content":"'
 _START: Final = b'{"messages":['
 
 
-def _plain_row(value: bytes | str, verdict: Verdict | None) -> _Row | None:
-    """A plain row (`shapes.parse_plain`) in canonical bytes, None for any other: `_row` at a quarter of its cost.
+def _plain_row(value: bytes | str, verdict: Verdict | None) -> tuple[bytes, _Row] | None:
+    """Whole and parts of a plain row (`shapes.parse_plain`) in canonical bytes, None for any other.
 
-    A plain row holds no number that the quicker parser could respell. Whatever is odd about a row, or wrong, shows as
+    This is `_row` at a quarter of its cost. A plain row holds no number that the quicker parser could respell. Whatever is odd about a row, or wrong, shows as
     an exception or a length here, and `_row` says what it is.
     """
     try:
@@ -197,20 +190,18 @@ def _plain_row(value: bytes | str, verdict: Verdict | None) -> _Row | None:
         return None
     prompt.pop()
     end = whole.rindex(_NEXT)
-    return _Row(
-        whole, whole[len(_START) - 1 : end] + b"]", whole[end + 1 : -2], b"\x1e".join(prompt), verdict, "messages", flag
-    )
+    messages = whole[len(_START) - 1 : end] + b"]"
+    return whole, _Row(messages, whole[end + 1 : -2], b"\x1e".join(prompt), verdict, "messages", flag)
 
 
-def _row(item: Input, default_feedback: str | None) -> _Row | Refusal:
-    """What any row becomes."""
+def _row(item: Input, default_feedback: str | None) -> tuple[bytes, _Row] | Refusal:
+    """Canonical bytes of any row, and what it becomes."""
     try:
         row = canonical.spelled(item.value) if item.decoded else canonical.loads(item.value)
         parsed = parse(row, default_feedback=default_feedback)
         if isinstance(parsed, Refusal):
             return parsed
-        return _Row(
-            whole=dump_bytes(row),
+        return dump_bytes(row), _Row(
             messages=dump_bytes(parsed.messages),
             answer=_dumped(parsed.answer),
             prompt=canonical.prompt_text(parsed.messages).encode("utf-8"),
@@ -230,13 +221,12 @@ def _dumped(value: Json) -> bytes | None:
 
 
 def _text_frame(columns: _Columns) -> pl.DataFrame:
-    count = len(columns)
     return pl.DataFrame(
         {
             "messages": _column(columns.messages),
             "answer": _column(columns.answers),
-            "tools": _column(_filled(columns.tools, count)),
-            "right_answer": _column(_filled(columns.rights, count)),
+            "tools": _column(columns.tools),
+            "right_answer": _column(columns.rights),
             "prompt": _column(columns.prompts),
         }
     )
@@ -247,19 +237,12 @@ def _changed(texts: pl.DataFrame, columns: _Columns, places: list[int]) -> pl.Da
     lists: dict[str, Sequence[bytes | None]] = {
         "messages": columns.messages,
         "answer": columns.answers,
+        "tools": columns.tools,
+        "right_answer": columns.rights,
         "prompt": columns.prompts,
     }
-    maps = {"tools": columns.tools, "right_answer": columns.rights}
     now = {name: _column([values[place] for place in places]) for name, values in lists.items()}
-    now |= {name: _column([values.get(place) for place in places]) for name, values in maps.items()}
     return texts.with_columns(texts[name].clone().scatter(places, values) for name, values in now.items())
-
-
-def _filled(values: Mapping[int, bytes], count: int) -> list[bytes | None]:
-    filled: list[bytes | None] = [None] * count
-    for index, value in values.items():
-        filled[index] = value
-    return filled
 
 
 def _column(texts: Sequence[bytes | None]) -> pl.Series:
@@ -286,10 +269,8 @@ def _redact(columns: _Columns, texts: pl.DataFrame) -> dict[int, Counts]:
         if clean.messages:
             columns.messages[index] = dump_bytes(clean.messages)
             columns.prompts[index] = canonical.prompt_text(clean.messages).encode("utf-8")
-        if clean.tools is not None:
-            columns.tools[index] = dump_bytes(clean.tools)
-        if clean.right is not None:
-            columns.rights[index] = dump_bytes(clean.right)
+        columns.tools[index] = _dumped(clean.tools)
+        columns.rights[index] = _dumped(clean.right)
     return found
 
 
@@ -310,11 +291,11 @@ def _parts(columns: _Columns, index: int, *, with_prompt: bool) -> _Parts:
 
     Few rows are, so reading them again costs less than keeping all. Messages hold no numbers.
     """
-    answer, right = columns.answers[index], columns.rights.get(index)
+    answer, right = columns.answers[index], columns.rights[index]
     return _Parts(
         orjson.loads(columns.messages[index]) if with_prompt else [],
         None if answer is None else orjson.loads(answer),
-        columns.offered.get(index),
+        columns.offered[index],
         None if right is None else orjson.loads(right),
     )
 
@@ -358,10 +339,10 @@ def redact_parts(
 
 
 def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl.DataFrame, pl.DataFrame]:
-    count = len(columns)
-    joined = [messages + b"\x1e" for messages in columns.messages]
-    for index, tools in columns.tools.items():
-        joined[index] += tools
+    count = len(columns.lines)
+    joined = [
+        messages + b"\x1e" + (tools or b"") for messages, tools in zip(columns.messages, columns.tools, strict=True)
+    ]
     uuid7 = uuid_utils.uuid7
     sample_ids = pl.Series([str(uuid7()) for _ in range(count)], dtype=pl.String)
     length = pl.col("messages").str.len_bytes() + pl.sum_horizontal(
@@ -380,7 +361,7 @@ def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl
         prompt_key=canonical.prompt_keys(texts["prompt"]),
         answer_key=canonical.keys(columns.answers),
         bytes=length.cast(pl.Int64),
-        flag=pl.Series([columns.flags.get(index) for index in range(count)], dtype=pl.String),
+        flag=pl.Series(columns.flags, dtype=pl.String),
         created_at=pl.lit(options.now, dtype=SAMPLES["created_at"].dtype),
         expires_at=pl.lit(imported_until(options.now), dtype=SAMPLES["expires_at"].dtype),
     ).select(list(SAMPLES.schema))
@@ -389,7 +370,7 @@ def _keyed(columns: _Columns, texts: pl.DataFrame, options: Options) -> tuple[pl
             "sample_id": sample_ids,
             "verdict": pl.Series(columns.verdicts, dtype=pl.String),
             "right_answer": texts["right_answer"],
-            "right_key": canonical.keys(_filled(columns.rights, count)),
+            "right_key": canonical.keys(columns.rights),
         }
     ).with_columns(right_bytes=pl.col("right_answer").str.len_bytes().cast(FEEDBACK["right_bytes"].dtype))
     return samples, verdicts
