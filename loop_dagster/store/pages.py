@@ -167,8 +167,8 @@ _START: Final = b'{"messages":['
 def _plain_row(value: bytes | str, verdict: Verdict | None) -> tuple[bytes, _Row] | None:
     """Whole and parts of a plain row (`shapes.parse_plain`) in canonical bytes, None for any other.
 
-    This is `_row` at a quarter of its cost. A plain row holds no number that the quicker parser could respell. Whatever is odd about a row, or wrong, shows as
-    an exception or a length here, and `_row` says what it is.
+    This is `_row` at a quarter of its cost. A plain row holds no number that the quicker parser could respell. Whatever
+    is odd about a row, or wrong, shows as an exception or a length here, and `_row` says what it is.
     """
     try:
         row = orjson.loads(value)
