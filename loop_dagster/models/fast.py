@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Tokens of one packed sequence. Attention costs the square of it: beyond this, more rows at once save nothing.
-PACK_TOKENS = 768
+PACK_TOKENS = 512
 
 #: Largest relative difference in loss between the plain and the rewritten computation: rounding, and nothing else.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
