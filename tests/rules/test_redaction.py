@@ -6,6 +6,7 @@ import json
 import random
 import string
 import time
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -21,6 +22,7 @@ from loop_dagster.rules.redaction import (
     redact_arguments,
     redact_message,
     redact_value,
+    redactions,
     suspects,
 )
 
@@ -291,6 +293,31 @@ def test_the_prefilter_never_misses(texts: list[str]) -> None:
     for column in (texts, once, [canonical.dumps(text) for text in once]):
         for change, suspect in zip(changed, suspects(pl.Series(column)), strict=True):
             assert suspect or not change
+
+
+@given(st.lists(st.one_of(PIECES.map("".join), SECRETS), max_size=8))
+@settings(max_examples=300)
+@example(["1:2:3:4:5:6:10.0.0.1", "12 4111 1111 1111 1111 1", "a::1 pat@example.org", "v1.2.3.4", "pat@example.org::1"])
+def test_many_texts_are_redacted_as_one_by_one(texts: list[str]) -> None:
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]
+    together = redactions(texts)
+    for text in texts:
+        assert together.get(text, (text, {})) == redact(text)
+    assert all(counts for _, counts in together.values())
+
+
+@given(PIECES.map("".join))
+@settings(max_examples=300)
+@example("41111111-1111-4111-8111-411111111111-4111 1111 1111 1111")
+@example("10.0.0.1.2 255.1.1.1, 1.2.3.4::")
+def test_looking_near_what_is_likely_replaces_what_looking_everywhere_does(text: str) -> None:
+    for _, pattern, replace in redaction._STEPS:
+
+        def put(kind: str, before: str = "", after: str = "") -> str:
+            return f"{before}<{kind}>{after}"
+
+        change = partial(replace, put)
+        assert redaction._sub_near(pattern, change, text) == pattern.sub(change, text)
 
 
 @given(st.text(string.digits + " -.", max_size=40))
