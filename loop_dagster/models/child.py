@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -46,7 +47,7 @@ UNREACHABLE_S = 30.0
 #: A process that was asked to end and is still in its step after so many seconds ends where it is.
 GRACE_S = 5.0
 
-_PARENT = "LOOP_PARENT_PID"
+_PARENT = "LOOP_PARENT"  # host:pid of who started a child; on another host (a pod) the number means nothing
 
 J = TypeVar("J", bound="Job")
 R = TypeVar("R")
@@ -162,7 +163,7 @@ def child_env(*, hub: bool = False) -> dict[str, str]:
         "TRANSFORMERS_VERBOSITY": "error",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "PYTHONUNBUFFERED": "1",
-        _PARENT: str(os.getpid()),
+        _PARENT: f"{socket.gethostname()}:{os.getpid()}",
     }
 
 
@@ -272,7 +273,8 @@ class Reporter:
                 self._log(f"the registry did not answer ({type(error).__name__}); the lease holds {left:.0f} s more")
 
     def _watch_over(self) -> None:
-        named = int(os.environ.get(_PARENT, "0"))
+        host, _, pid = os.environ.get(_PARENT, "").rpartition(":")
+        named = int(pid) if host == socket.gethostname() else 0
         asked: float | None = None
         while not self._ended.wait(0.5):
             if self.stopping.is_set():

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -208,6 +209,18 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout=10)
     assert not psutil.pid_exists(pid)
+
+
+def test_a_child_whose_parent_was_gone_before_it_began_ends_and_one_of_another_machine_works_on(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait(30)
+    path = child.write_job(tmp_path / "job.json", Job(work_dir=str(tmp_path / "w"), how="deaf"))
+    command, env = [sys.executable, "-c", PROGRAM, str(path)], {**os.environ, **child.child_env()}
+    here = subprocess.run(command, env={**env, "LOOP_PARENT": f"{socket.gethostname()}:{gone.pid}"}, check=False)
+    assert here.returncode == child.EXIT_STOPPED
+    child.write_job(path, Job(work_dir=str(tmp_path / "w")))
+    there = subprocess.run(command, env={**env, "LOOP_PARENT": f"a-pod:{gone.pid}"}, check=False)
+    assert there.returncode == 0
 
 
 def test_a_child_of_dagster_speaks_through_its_pipes(tmp_path: Path) -> None:
