@@ -83,7 +83,9 @@ class Loop:
         """What happens between two steps; True to go on, False when patience has run out."""
         self.reporter.check()
         self._report(step)
-        if not self.rows.check or step % self.check_every:
+        # The last step is checked too: what the final steps learned must be able to win.
+        due = step % self.check_every == 0 or step == self.planned_steps
+        if not self.rows.check or not due:
             return True
         self.checks.append((step, self.check_loss()))
         if self.job.keep == "best" and kept_step(self.checks, keep="best", last_step=step) == step:
