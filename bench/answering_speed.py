@@ -108,6 +108,7 @@ def main() -> None:
             answers[name] = measured[name]()
             wall[name].append(time.perf_counter() - began)
             cpu[name].append(time.process_time() - cpu_began)
+            print(f"round {turn + 1}, {name}: {wall[name][-1]:.1f} s ({cpu[name][-1]:.1f} s of processors)", flush=True)
     first = next(iter(measured))
     limits = f"{options.max_new_tokens} tokens each, {options.dtype}, {torch.get_num_threads()} threads"
     print(f"{len(asked)} questions, {limits}")
