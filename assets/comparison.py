@@ -19,7 +19,7 @@ from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision, decide, too_few_left
 from loop_dagster.rules.feedback import agreement
 from loop_dagster.settings import Settings
-from loop_dagster.store.asking import questions_left
+from loop_dagster.store.asking import answer_limit, questions_left
 from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, SELECTIONS
 from loop_dagster.tables.base import ATTEMPT_COLUMNS
 from resources import StoreResource
@@ -200,7 +200,7 @@ def _answered(
         incumbent=tuple(_adapter_ref(step, digest, live.base_digest) for digest in live.adapters) if live else (),
         questions=str(questions),
         out=str(out),
-        max_new_tokens=step.attempt.frozen["max_answer_tokens"],
+        max_new_tokens=answer_limit(left, most=step.attempt.frozen["max_answer_tokens"]),
         max_length=MOST_ANSWERED_TOKENS,
         lease=lease_ref(step),
     )

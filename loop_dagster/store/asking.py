@@ -16,6 +16,25 @@ from loop_dagster.store.selecting import scope_of
 from loop_dagster.tables import QUESTIONS
 
 
+#: An answer may always be this long, and this many times as long as the longest right answer (ours).
+SHORTEST_LIMIT = 128
+TIMES_THE_LONGEST = 4
+#: Fewer bytes than most tokenizers need for a token of running text, so that the limit errs on the long side.
+BYTES_PER_TOKEN = 2
+
+
+def answer_limit(questions: pl.DataFrame, *, most: int) -> int:
+    """Tokens that both models may answer with, at most `most`: enough for any answer like the right ones.
+
+    A base model that rambles on would otherwise take most of a comparison's time, and what it says beyond four times
+    the longest right answer makes it no better. Where no question has a right answer the limit is `most`.
+    """
+    longest = questions.select(pl.col("right_answer").str.len_bytes().max()).item()
+    if longest is None:
+        return most
+    return min(most, max(SHORTEST_LIMIT, TIMES_THE_LONGEST * longest // BYTES_PER_TOKEN))
+
+
 def questions_left(store: Store, pipeline: Pipeline, attempt: str, now: datetime) -> tuple[pl.DataFrame, int]:
     """The attempt's questions that can be asked at `now`, in order, and how many are gone.
 
