@@ -15,7 +15,6 @@ from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.selecting import scope_of
 from loop_dagster.tables import QUESTIONS
 
-
 #: An answer may always be this long, and this many times as long as the longest right answer (ours).
 SHORTEST_LIMIT = 128
 TIMES_THE_LONGEST = 4
