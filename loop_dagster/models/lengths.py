@@ -53,6 +53,7 @@ def measure(template: Template) -> Overhead:
     """The overhead of a template, on conversations made for it.
 
     Tools are measured on a nested one, with half as much again on top: how a template indents them is its own affair.
+    A row that this lets pass all the same, with tools nested far deeper, is left out by the training as too long.
     """
     fixed, each = template.overhead()
     grown = _normaliser_growth(json.loads(template.tokenizer.backend_tokenizer.to_str()).get("normalizer"))

@@ -83,6 +83,23 @@ def test_tools_are_within_the_bound_too(template: Template, overhead: Overhead, 
     assert byte_bound(tokens - 1, overhead) < size(row)
 
 
+def test_a_template_that_indents_tools_has_a_lower_bound(template: Template) -> None:
+    tokenizer = copy.deepcopy(template.tokenizer)
+    tokenizer.chat_template = tiny.TEMPLATE.replace("{{ tool | tojson }}", "{{ tool | tojson(indent=4) }}")
+    assert tokenizer.chat_template != tiny.TEMPLATE
+    indenting = Template(tokenizer)
+    overhead = measure(indenting)
+    schema: dict[str, Any] = {"type": "string"}
+    for depth in range(6):
+        schema = {"type": "object", "properties": {"x": schema, "y": {"type": "array", "items": {"type": "integer"}}}}
+        row = record(
+            ["hi"], "yes", [{"type": "function", "function": {"name": "f", "parameters": schema}}] * (depth + 1)
+        )
+        [tokens] = count(indenting, [row])
+        assert byte_bound(tokens - 1, overhead) < size(row)
+    assert tokens > size(row)  # more tokens than bytes: the bytes alone would have let it pass
+
+
 def test_the_bound_spares_nearly_every_row_of_ordinary_length(template: Template, overhead: Overhead) -> None:
     row = record([tiny.conversation(("banek", "city", "Oslo"), 0)[0][0]["content"]], "The city of banek is Oslo.")
     assert byte_bound(8_192, overhead) > 20 * size(row)
