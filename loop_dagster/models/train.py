@@ -33,6 +33,8 @@ from loop_dagster.rules.recipe import Recipe
 MAX_RANK = 64
 #: Points of a curve, every check among them (rules.md, How it trains).
 CURVE_POINTS = 200
+#: All that an adapter's folder holds.
+ADAPTER_FILES = frozenset({"adapter_config.json", "adapter_model.safetensors"})
 _ENCODE_AT_ONCE = 2_000
 
 
@@ -41,9 +43,10 @@ class TrainJob:
     """One training.
 
     `rows_path`: JSON lines {sample_id, role: train|check, messages, tools, right_answer}. `out_dir`: the adapter's
-    folder, which must not exist yet. `base_name`: what the adapter's config calls its base, never a path. Times of the
-    recipe are optimiser steps; `patience` checks without improvement stop it, None never does. `max_length`: tokens of
-    prompt and answer; longer rows are left out. `pack` False keeps to TRL's padded batches where fast.py could pack.
+    folder; one that an earlier try left there is replaced. `base_name`: what the adapter's config calls its base, never
+    a path. Times of the recipe are optimiser steps; `patience` checks without improvement stop it, None never does.
+    `max_length`: tokens of prompt and answer; longer rows are left out. `pack` False keeps to padded batches where
+    fast.py could pack.
     """
 
     work_dir: str
@@ -201,6 +204,14 @@ def save_adapter(model: Any, out_dir: Path, *, base_name: str) -> None:
     partial.rename(out_dir)
 
 
+def _clear(out_dir: Path) -> None:
+    """Take away the adapter of an earlier try, which ended before anybody kept it; anything else stays."""
+    names = {path.name for path in out_dir.iterdir()} if out_dir.is_dir() else set()
+    if names - ADAPTER_FILES or (out_dir.exists() and not out_dir.is_dir()):
+        raise AdapterRefused("other files already in its place", f"an empty place at {out_dir.name}")
+    shutil.rmtree(out_dir, ignore_errors=True)
+
+
 def _target_names(model: Any) -> list[str]:
     """The trained layers by the shortest names that mean exactly them, in order: the same adapter, the same bytes."""
     trained = {name for name in model.targeted_module_names if not name.endswith("lm_head")}
@@ -213,8 +224,7 @@ def _target_names(model: Any) -> list[str]:
 def train(job: TrainJob, reporter: Reporter) -> TrainResult:
     """Train one adapter. Raises the errors of `read_rows`, BaseChanged, AdapterRefused, TrainingDiverged, Stopped."""
     check_adapter_config({"r": job.lora_rank})
-    if Path(job.out_dir).exists():
-        raise AdapterRefused("a folder already in its place", f"an empty place at {Path(job.out_dir).name}")
+    _clear(Path(job.out_dir))
     base.verify(job.base_path, job.base_digest)
     rows = read_rows(Path(job.rows_path), Template.load(job.base_path), max_length=job.max_length, reporter=reporter)
     precision = probe()

@@ -242,9 +242,18 @@ def test_a_set_with_a_row_without_labels_never_trains(make: Make) -> None:
     assert not Path(job.out_dir).exists()
 
 
-def test_an_adapter_in_place_is_never_overwritten(learned: tuple[TrainJob, TrainResult]) -> None:
-    with pytest.raises(AdapterRefused, match="already"):
-        run(learned[0])
+def test_a_second_try_replaces_the_adapter_of_the_first_and_nothing_else(make: Make) -> None:
+    job = make(LESSONS[:8], epochs=1)
+    run(job)
+    weights = Path(job.out_dir) / "adapter_model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(b"of a try that nobody kept")
+    run(job)
+    assert weights.read_bytes() == before
+    (Path(job.out_dir) / "notes.txt").write_text("somebody's")
+    with pytest.raises(AdapterRefused, match="other files"):
+        run(job)
+    assert weights.read_bytes() == before
 
 
 @pytest.mark.parametrize(
