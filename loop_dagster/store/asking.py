@@ -28,7 +28,7 @@ def answer_limit(questions: pl.DataFrame, *, most: int) -> int:
     A base model that rambles on would otherwise take most of a comparison's time, and what it says beyond four times
     the longest right answer makes it no better. Where no question has a right answer the limit is `most`.
     """
-    longest = questions.select(pl.col("right_answer").str.len_bytes().max()).item()
+    longest: int | None = questions.select(pl.col("right_answer").str.len_bytes().max()).item()
     if longest is None:
         return most
     return min(most, max(SHORTEST_LIMIT, TIMES_THE_LONGEST * longest // BYTES_PER_TOKEN))
