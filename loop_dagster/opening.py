@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import polars as pl
 
-from loop_dagster.errors import BaseChanged, Refused
+from loop_dagster.errors import BaseChanged, ModelNotTrainable, ModelRevisionUnavailable, Refused
 from loop_dagster.models.base import BaseModel, resolve
 from loop_dagster.models.lengths import safe_bytes
 from loop_dagster.rules.pipelines import PipelineSettings
@@ -40,11 +40,20 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
-    """Why this look opened nothing; `next_look_at` when time alone can change that."""
+    """Why this look opened nothing; `next_look_at` when time alone can change that.
+
+    `blocked` when its model cannot be used as it is: mending a folder changes nothing that a fingerprint shows, so the
+    next tick looks again.
+    """
 
     pipeline: str
     sentence: str
     next_look_at: datetime | None = None
+    blocked: bool = False
+
+
+#: What is wrong with one pipeline's model and no concern of the others.
+MODEL_ERRORS = (ModelNotTrainable, ModelRevisionUnavailable, BaseChanged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +135,12 @@ def readiness(store: Store, pipeline: Pipeline, now: datetime) -> Readiness:
 def look(store: Store, pipeline: Pipeline, now: datetime) -> Opened | NotYet:
     """Open the pipeline's next attempt if the rules allow it now; otherwise say why not."""
     attempts = store.attempts.list(pipeline.pipeline_id)
-    if attempts and not attempts[-1].ended:
-        return NotYet(pipeline.tag, f"Attempt {attempts[-1].attempt_no} is {attempts[-1].state}; one at a time.")
-    if _limit_reached(store, pipeline):
-        return NotYet(pipeline.tag, "It has made as many versions as its limit allows.")
-    ready = readiness(store, pipeline, now)
+    if held := _held_by(store, pipeline, attempts):
+        return NotYet(pipeline.tag, held)
+    try:
+        ready = readiness(store, pipeline, now)
+    except MODEL_ERRORS as error:
+        return NotYet(pipeline.tag, error.message, blocked=True)
     if ready.due_at is None:
         if pipeline.next_due_at is not None:  # a slot noted when there was enough would count as waited for
             store.pipelines.set_due(pipeline.pipeline_id, None)
@@ -186,10 +196,12 @@ def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> 
 def anything_due(store: Store, now: datetime) -> bool:
     """Whether any pipeline would open an attempt at `now` or waits for long samples to be counted; opens nothing."""
     for pipeline, _mark in fingerprint(store, now):
-        attempts = store.attempts.list(pipeline.pipeline_id)
-        if (attempts and not attempts[-1].ended) or _limit_reached(store, pipeline):
+        if _held_by(store, pipeline, store.attempts.list(pipeline.pipeline_id)):
             continue
-        ready = readiness(store, pipeline, now)
+        try:
+            ready = readiness(store, pipeline, now)
+        except MODEL_ERRORS:
+            continue  # nothing opens until a person has mended the model
         counting = ready.due_at is None and ready.measured.uncounted.height > 0
         if counting or (ready.due_at is not None and ready.due_at <= now):
             return True
@@ -247,9 +259,14 @@ def states_of(store: Store, pipeline: Pipeline, now: datetime) -> pl.DataFrame:
     )
 
 
-def _limit_reached(store: Store, pipeline: Pipeline) -> bool:
+def _held_by(store: Store, pipeline: Pipeline, attempts: Sequence[Attempt]) -> str | None:
+    """What holds the next attempt however many samples there are; None when nothing does."""
+    if attempts and not attempts[-1].ended:
+        return f"Attempt {attempts[-1].attempt_no} is {attempts[-1].state}; one at a time."
     limit = pipeline.settings.max_versions
-    return limit is not None and len(store.versions.list(pipeline.pipeline_id)) >= limit
+    if limit is not None and len(store.versions.list(pipeline.pipeline_id)) >= limit:
+        return f"It has made the {limit} versions that its limit allows."
+    return None
 
 
 def _frozen(store: Store, pipeline: Pipeline, base: BaseModel, *, first: bool) -> dict[str, object]:

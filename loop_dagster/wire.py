@@ -13,6 +13,7 @@ from loop_dagster.rules.explain import explain
 from loop_dagster.rules.states import outcome_of
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.selecting import trained_on
 from loop_dagster.store.versions import Version
 
 
@@ -23,16 +24,16 @@ def timestamp(moment: datetime | None) -> str | None:
 
 def lineage(attempt: Attempt) -> dict[str, Any]:
     """What the attempt was trained on top of, and on which samples (`Lineage`)."""
-    counts = attempt.counts
+    built = attempt.train_rows is not None  # before its set is frozen nothing is known of it
     return {
         "trained_from": "base",
         "built_on": [],
         "served_as": "adapter",
-        "new_samples": counts.get("train"),
-        "carried_samples": 0,
+        "new_samples": attempt.train_rows,  # an attempt from the base trains on everything that it can
+        "carried_samples": 0 if built else None,
         "carried_from_attempts": [],
-        "replayed_samples": 0,
-        "learned_before": 0,
+        "replayed_samples": 0 if built else None,
+        "learned_before": 0 if built else None,
         "rebuild": False,
         "learned_deleted_conversation": False,
         "from_base_reason": attempt.frozen.get("from_base_reason"),
@@ -66,7 +67,7 @@ def attempt_row(attempt: Attempt, pipeline: Pipeline) -> dict[str, Any]:
         "train_rows_by_judge": attempt.counts.get("picked"),
         "lineage": lineage(attempt),
         "builds_on_version": None,
-        "trained_on": attempt.frozen.get("trained_on"),
+        "trained_on": trained_on(attempt),
         "version": attempt.version_no,
         "created_at": timestamp(attempt.created_at),
         "finished_at": timestamp(attempt.finished_at),

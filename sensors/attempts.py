@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from loop_dagster.jobs import training_job
-from loop_dagster.opening import Opened, fingerprint, look
-from loop_dagster.partitions import ATTEMPTS, AttemptKey
+from loop_dagster.opening import NotYet, Opened, fingerprint, look
+from loop_dagster.partitions import ATTEMPTS
 from resources import StoreResource
 from sensors.requests import request
 
@@ -30,16 +30,16 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     for pipeline, mark in fingerprint(stores, now):
         if seen.get(pipeline.pipeline_id) == mark:
             continue
-        looks.append(look(stores, pipeline, now))
-        seen[pipeline.pipeline_id] = mark
+        found = look(stores, pipeline, now)
+        looks.append(found)
+        if not (isinstance(found, NotYet) and found.blocked):
+            seen[pipeline.pipeline_id] = mark
         if (datetime.now(UTC) - now).total_seconds() > BUDGET_S:
             break
-    opened = [found.attempt for found in looks if isinstance(found, Opened)]
+    opened = [one.attempt for one in looks if isinstance(one, Opened)]
     requests = [request(attempt, "training", attempt.try_no) for attempt in opened]
-    keys = [str(AttemptKey(attempt.pipeline_id, attempt.attempt_no)) for attempt in opened]
-    reason = (
-        " ".join(f"{found.pipeline}: {found.sentence}" for found in looks) or "Nothing changed since the last look."
-    )
+    keys = [attempt.key for attempt in opened]
+    reason = " ".join(f"{one.pipeline}: {one.sentence}" for one in looks) or "Nothing changed since the last look."
     return dg.SensorResult(
         run_requests=requests,
         dynamic_partitions_requests=[ATTEMPTS.build_add_request(keys)] if keys else [],

@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.steps import ATTEMPT_TAG, STEP_TAG, TRY_TAG
 from loop_dagster.jobs import STEP_JOBS
-from loop_dagster.partitions import ATTEMPTS, AttemptKey
+from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.progress import Evidence, RunStatus, next_action
 from loop_dagster.rules.states import step_of
 from loop_dagster.store.open import Store
@@ -59,8 +59,7 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
 
 def _evidence(context: dg.SensorEvaluationContext, store: Store, attempt: Attempt) -> Evidence:
     step = str(step_of(attempt.state))
-    key = str(AttemptKey(attempt.pipeline_id, attempt.attempt_no))
-    tags = {ATTEMPT_TAG: key, STEP_TAG: step, TRY_TAG: str(attempt.try_no)}
+    tags = {ATTEMPT_TAG: attempt.key, STEP_TAG: step, TRY_TAG: str(attempt.try_no)}
     records = context.instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
     lease = store.leases.find(f"attempt/{attempt.run_id}")
     claim = store.attempts.claim(attempt.run_id, step, attempt.try_no)

@@ -4,7 +4,6 @@ import dagster as dg
 
 from assets.steps import ATTEMPT_TAG, STEP_TAG, TRY_TAG
 from loop_dagster.jobs import STEP_JOBS
-from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.progress import step_key
 from loop_dagster.rules.states import Step
 from loop_dagster.store.records import Attempt
@@ -12,7 +11,7 @@ from loop_dagster.store.records import Attempt
 
 def request(attempt: Attempt, step: Step, try_no: int) -> dg.RunRequest:
     """The run of one try of one step, under the one run key of that try."""
-    key = str(AttemptKey(attempt.pipeline_id, attempt.attempt_no))
+    key = attempt.key
     return dg.RunRequest(
         run_key=step_key(key, step, try_no),
         job_name=STEP_JOBS[step].name,

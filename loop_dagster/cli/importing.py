@@ -9,11 +9,14 @@ from typing import Annotated
 import typer
 
 from loop_dagster.cli.context import now, opened
-from loop_dagster.cli.output import AsJson, emit_json, err, out, progress, table
+from loop_dagster.cli.output import AsJson, emit_error, emit_json, err, out, progress, table
 from loop_dagster.errors import EXIT_UNAVAILABLE, BadRequest
 from loop_dagster.store.import_result import ImportResult
 from loop_dagster.store.intake import import_for_pipeline
 from loop_dagster.store.leases import this_process
+
+#: Rows of a table of refusals that a person is shown.
+SHOWN = 50
 
 
 def import_(
@@ -32,7 +35,8 @@ def import_(
 ) -> None:
     """Import a file. Importing it again adds nothing, so after an interruption just run it again."""
     if not file.is_file():
-        raise BadRequest(f"There is no file {file}. Name a JSONL file or a JSON array.")
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise BadRequest(f"{file} {what}. Name a JSONL file or a JSON array.")
     if default_feedback not in (None, "good"):
         raise BadRequest(f"--default-feedback must be `good` or left out, got {default_feedback!r}.")
     store = opened()
@@ -54,7 +58,9 @@ def import_(
         emit_json(result.as_dict())
     else:
         _print(result, found.tag)
-    if result.not_saved or result.verdicts_not_saved:
+    if not result.complete:
+        if not as_json:
+            emit_error({"error": result.as_dict()["error"]}, as_json=False)
         sys.exit(EXIT_UNAVAILABLE)
 
 
@@ -67,6 +73,13 @@ def _print(result: ImportResult, tag: str) -> None:
     if result.redacted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result.redacted.items()))
         out.print(f"Replaced by markers before anything was stored: {kinds}.")
-    if result.refused_rows:
-        rows = [(row["line"], row["code"], row["sentence"]) for row in result.as_dict()["refused_rows"][:20]]
-        table(("Line", "Code", "Why"), rows, "Refused")
+    for title, total, notes in (
+        ("Refused", result.refused, result.refused_rows),
+        ("Imported, and odd", result.flagged, result.flagged_rows),
+    ):
+        if notes:
+            table(("Line", "Code", "Why"), [(one.line, one.code, one.sentence) for one in notes[:SHOWN]], title)
+        if total > SHOWN:
+            out.print(f"… and {total - min(SHOWN, len(notes)):,} more; --json names up to 1,000 of them.")
+    for note in result.notes:
+        out.print(note)

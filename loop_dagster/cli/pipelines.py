@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,8 +156,13 @@ def apply(
 ) -> None:
     """Make pipelines as a file says; applying it twice changes nothing."""
     store = opened()
+    specs = _specs(file)
+    for spec in specs:  # all of them are read before the first is applied
+        PipelineSettings.from_json(
+            {key: value for key, value in spec.items() if key not in ("name", "model", "enabled")}
+        )
     results = []
-    for spec in _specs(file):
+    for spec in specs:
         outcome, pipeline = apply_spec(store, spec)
         results.append({"outcome": outcome, **described(store, pipeline)})
     if as_json:
@@ -202,13 +208,24 @@ def apply_spec(store: Store, spec: dict[str, Any]) -> tuple[str, Pipeline]:
     return outcome, store.pipelines.get(str(spec["name"]))
 
 
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-4` as text; people who write learning rates mean the number."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"), list("-+0123456789")
+)
+
+
 def _specs(file: Path) -> list[dict[str, Any]]:
     try:
-        loaded = yaml.safe_load(file.read_text(encoding="utf-8"))
+        loaded = yaml.load(file.read_text(encoding="utf-8"), Loader=_Yaml)  # noqa: S506  # a SafeLoader
     except FileNotFoundError:
         raise BadRequest(f"There is no file {file.name}.") from None
-    except yaml.YAMLError as error:
-        raise BadRequest(f"{file.name} is not YAML: {error}") from None
+    except IsADirectoryError:
+        raise BadRequest(f"{file.name} is a folder. Name a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{file.name} is not YAML in UTF-8: {error}") from None
     specs = loaded if isinstance(loaded, list) else [loaded]
     if not specs or not all(isinstance(spec, dict) for spec in specs):
         raise BadRequest(f"{file.name} must hold one pipeline (name, model, settings) or a list of them.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import polars as pl
 import typer
@@ -15,6 +15,7 @@ from loop_dagster.errors import BadRequest, NotFound
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
 from loop_dagster.rules.redaction import redact, redact_message
+from loop_dagster.rules.samples_state import State
 from loop_dagster.store.open import Store
 from loop_dagster.tables import SELECTIONS
 from loop_dagster.wire import timestamp
@@ -24,6 +25,7 @@ app = typer.Typer(no_args_is_help=True)
 #: Words of every door → stored word (rules.md, What a sample teaches).
 STORED = {"good": "accepted", "bad": "rejected", "corrected": "edited", "gold": "gold"}
 WORDS = {stored: word for word, stored in STORED.items()}
+STATES: tuple[str, ...] = get_args(State)
 #: How an attempt's split reads on the wire → roles of its selection.
 SPLITS = {"train": ("train", "check"), "held_back": ("holdout",)}
 
@@ -44,6 +46,8 @@ def list_(
 ) -> None:
     """Samples, newest first; with --pipeline, each with its state there and the sentence that says why."""
     store = opened()
+    if state is not None and state not in STATES:
+        raise BadRequest(f"--state must be one of {', '.join(STATES)}, got {state!r}.")
     if state is not None and pipeline is None:
         raise BadRequest("--state needs --pipeline: a sample's state is its state in one pipeline.")
     states = states_of(store, store.pipelines.get(pipeline), now()) if pipeline else None
@@ -120,6 +124,8 @@ def feedback(
         raise BadRequest(f"The verdict must be one of {', '.join(STORED)}, got {verdict!r}.")
     if (verdict in ("corrected", "gold")) != (answer is not None):
         raise BadRequest("corrected and gold need --answer, the right answer; good and bad take none.")
+    if answer is not None and not answer.strip():
+        raise BadRequest("--answer is empty; there is nothing to learn from it. Say bad, or give the right answer.")
     if store.samples.get(sample) is None:
         raise NotFound("sample", sample)
     row = _feedback_row(sample, STORED[verdict], answer, reason)

@@ -124,10 +124,10 @@ def waiting_files(store: Store, now: datetime) -> list[Path]:
 
 
 def take_files(store: Store, *, holder: str, now: datetime) -> list[dict[str, object]]:
-    """Import every waiting file, then move it to `done/` (or `refused/`) with the counts beside it.
+    """Import every waiting file, then delete it and keep its counts in `done/`; one refused goes to `refused/`.
 
-    The import id is the digest of the file, so a kill between import and move adds nothing twice. A file that cannot be
-    imported at all is moved to `refused/` with the sentence, and the others go on.
+    The import id is the digest of the file, so a kill between import and delete adds nothing twice. The others go on when
+    one is refused.
     """
     results: list[dict[str, object]] = []
     for path in waiting_files(store, now):
@@ -147,7 +147,7 @@ def take_files(store: Store, *, holder: str, now: datetime) -> list[dict[str, ob
             if error.code in ("LEASE_BUSY", "LEASE_LOST"):
                 raise
             result, target = error.as_dict(), "refused"
-        _put_away(store.settings.intake / target / tag, path, result)
+        _put_away(store.settings.intake / target / tag, path, result, keep=target == "refused")
         results.append({"file": path.name, "tag": tag, "outcome": target, **_counts(result)})
     return results
 
@@ -156,12 +156,14 @@ def _is_input(path: Path, folder: Path) -> bool:
     return path.relative_to(folder).parts[0] not in ("done", "refused") and not path.name.startswith(".")
 
 
-def _put_away(folder: Path, path: Path, result: dict[str, object]) -> None:
+def _put_away(folder: Path, path: Path, result: dict[str, object], *, keep: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     target = folder / f"{stamp}-{path.name}"
     target.with_suffix(target.suffix + ".result").write_text(json.dumps(result, indent=2, default=str))
-    path.rename(target)
+    # The file itself goes: it holds what redaction took out of the samples, and a deleted sample would live on in it.
+    # One that was refused whole is somebody's to look at, and stays.
+    path.rename(target) if keep else path.unlink()
 
 
 def _counts(result: dict[str, object]) -> dict[str, object]:

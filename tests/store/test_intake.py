@@ -136,7 +136,8 @@ def test_a_file_in_the_intake_folder_is_imported_once_and_put_away(store: Store,
     assert (result["outcome"], result["imported"], result["reviewed"]) == ("done", 1, 1)
     assert waiting_files(store, later) == []
     kept = list((home / "intake" / "done" / "support").iterdir())
-    assert len(kept) == 2  # the file and what became of it
+    assert [path.suffix for path in kept] == [".result"]  # what became of it, and nothing of its text
+    assert "Hello" not in kept[0].read_text()
     assert store.samples.keys().feedback.select(pl.len()).collect().item() == 1
 
 
