@@ -11,9 +11,10 @@ import polars as pl
 
 from assets.children import lease_ref, run_step_child
 from assets.metadata import definition_metadata, written
-from assets.steps import StepRun, attempt_step, utc_now
+from assets.steps import StepRun, attempt_step, frozen_judge, utc_now
 from assets.training_set import GROUP, training_set
 from loop_dagster.models.base import BaseModel, verify
+from loop_dagster.models.judge import open_judge
 from loop_dagster.models.report_pictures import as_markdown, training_curve_png
 from loop_dagster.models.serve import prepare
 from loop_dagster.models.train import TrainJob, TrainResult, recipe_fields
@@ -41,6 +42,7 @@ def adapter(
         assert step is not None
         step.advance("preflighting", "Checking the base model, the chat template and the precision.")
         base = frozen_base(step.store, step.attempt)
+        open_judge(frozen_judge(step))  # a judge that cannot be opened is found now, not after the training
         kept = _kept_before(step)
         if kept is None:
             job, recipe = _job(step, base)

@@ -18,9 +18,8 @@ R = TypeVar("R")
 def lease_ref(step: StepRun) -> LeaseRef:
     """What a child needs to beat the step's lease and to notice that it is lost."""
     settings = step.store.settings
-    return LeaseRef(
-        registry_url=settings.registry, workspace=settings.workspace, name=step.lease.name, token=step.lease.token
-    )
+    # No URL: it may hold a password, and the job is a file. The child has the installation's settings.
+    return LeaseRef(registry_url="", workspace=settings.workspace, name=step.lease.name, token=step.lease.token)
 
 
 def run_child(

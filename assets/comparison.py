@@ -9,7 +9,7 @@ import polars as pl
 from assets.adapter import adapter
 from assets.children import lease_ref, run_step_child
 from assets.metadata import definition_metadata, records_table, written
-from assets.steps import StepRun, attempt_step, utc_now
+from assets.steps import StepRun, attempt_step, frozen_judge, utc_now
 from assets.training_set import Results, holdout
 from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
 from loop_dagster.models.judge import Case, judge_answers, open_judge
@@ -18,7 +18,6 @@ from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision, decide, too_few_left
 from loop_dagster.rules.feedback import agreement
-from loop_dagster.settings import Settings
 from loop_dagster.store.asking import answer_limit, questions_left
 from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, SELECTIONS
 from loop_dagster.tables.base import ATTEMPT_COLUMNS
@@ -154,12 +153,6 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             severity=dg.AssetCheckSeverity.WARN,
             metadata={"verdict": decision.verdict, "missed_bar": decision.missed_bar or "none"},
         )
-
-
-def frozen_judge(step: StepRun) -> Settings:
-    """The installation's settings with the judge that the attempt froze when it opened."""
-    frozen = step.attempt.frozen
-    return step.store.settings.model_copy(update={"judge": frozen["judge"], "judge_model": frozen["judge_model"]})
 
 
 def decided(step: StepRun) -> Decision:

@@ -5,6 +5,7 @@ they are counted here, so they are counted whenever samples came in, and once mo
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import dagster as dg
@@ -18,6 +19,7 @@ from loop_dagster.opening import base_of, length_of
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.selecting import counted_rows, keep_counts, uncounted_pairs
+from loop_dagster.store.work import sweep_work
 from resources import StoreResource
 
 
@@ -37,6 +39,8 @@ def token_counts(
         for pipeline in stores.pipelines.list()
         if pipeline.enabled
     }
+    shutil.rmtree(folder, ignore_errors=True)
+    sweep_work(stores)
     return dg.MaterializeResult(
         metadata={"dagster/row_count": counted_rows(stores), "counted_now": sum(counted.values())}
     )

@@ -18,6 +18,7 @@ import polars as pl
 from loop_dagster.errors import LeaseLost, LoopError
 from loop_dagster.partitions import AttemptKey
 from loop_dagster.rules.states import Step, TrainingRunState, reached, step_of
+from loop_dagster.settings import Settings
 from loop_dagster.store.intake import lake_lease
 from loop_dagster.store.leases import TTL_S, HeldLease
 from loop_dagster.store.open import Store
@@ -147,6 +148,12 @@ def _release(dagster_run_id: str) -> None:
     if held is not None:
         with contextlib.suppress(LeaseLost):
             held[0].close()
+
+
+def frozen_judge(step: StepRun) -> Settings:
+    """The installation's settings with the judge that the attempt froze when it opened."""
+    frozen = step.attempt.frozen
+    return step.store.settings.model_copy(update={"judge": frozen["judge"], "judge_model": frozen["judge_model"]})
 
 
 def utc_now() -> datetime:

@@ -14,6 +14,7 @@ from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision
 from loop_dagster.rules.promotion import Fate, fate, must_compare_again
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.work import sweep_work
 from resources import StoreResource
 
 
@@ -40,6 +41,7 @@ def version(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             now=utc_now(),
         )
         ended = _apply(step, outcome)
+        sweep_work(step.store)
         if ended.version_no is not None:
             yield dg.MaterializeResult(metadata=_said_of(ended, step, decision, outcome))
 

@@ -9,10 +9,18 @@ from __future__ import annotations
 import signal
 import sys
 
-from loop_dagster.errors import EXIT_FAILED, LoopError
+from pydantic import ValidationError
+from typer import Abort, BadParameter
+from yaml import YAMLError
+
+from loop_dagster.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, LoopError
+
+#: Typer brings its own click and exports only this child of its usage errors.
+UsageError = BadParameter.__mro__[1]
 
 #: As a shell reports a process that SIGTERM ended.
 EXIT_TERMINATED = 143
+EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -24,13 +32,23 @@ def main() -> None:
     # A polite end runs every clean-up, so that no daemon is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or EXIT_OK)
     except LoopError as error:
         emit_error(error.as_dict(), as_json=as_json)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except UsageError as error:
+        emit_error(_bad_request(f"{error} `loop … -h` shows what there is."), as_json=as_json)
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, Abort):
         err.print("Interrupted. Nothing is lost: run the same command again to go on.")
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
+    except (ValidationError, YAMLError) as error:
+        # Settings of the installation: what a variable or settings.yaml says that no installation could have.
+        emit_error(_bad_request(f"A setting cannot be read. {_first_lines(error)}"), as_json=as_json)
+        sys.exit(EXIT_USAGE)
+    except UnicodeError:
+        emit_error(_bad_request("An argument or a file is not text in UTF-8."), as_json=as_json)
+        sys.exit(EXIT_USAGE)
     except OSError as error:
         # No space left, read-only folder: named for people, never a stack trace.
         emit_error(
@@ -38,3 +56,14 @@ def main() -> None:
             as_json=as_json,
         )
         sys.exit(EXIT_FAILED)
+
+
+def _bad_request(message: str) -> dict[str, dict[str, str]]:
+    return {"error": {"code": "BAD_REQUEST", "message": message}}
+
+
+def _first_lines(error: Exception) -> str:
+    """What is wrong and where, without the value: it may be a key."""
+    if isinstance(error, ValidationError):
+        return " ".join(f"LOOP_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}." for one in error.errors())
+    return f"settings.yaml is not YAML: {str(error).splitlines()[0]}."

@@ -38,17 +38,14 @@ def list_(
         emit_json({"attempts": page, "total": len(rows)})
         return
     table(
-        ("Attempt", "State", "Outcome", "Trained on", "Held back", "Win rate", "Verdict", "Version", "In words"),
+        ("Attempt", "Outcome", "Trained", "Held", "Won", "In words"),
         [
             (
                 f"{row['tag']} #{row['attempt']}",
-                row["state"],
                 row["outcome"],
                 row["train_rows"],
                 row["holdout_rows"],
                 row["win_rate"],
-                row["verdict"],
-                f"v{row['version']}" if row["version"] else None,
                 row["explanation"]["headline"],
             )
             for row in page

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loop_dagster.cli.output import AsJson, emit_json, out, table
 from loop_dagster.errors import EXIT_FAILED, LoopError
+from loop_dagster.models.judge import open_judge
 from loop_dagster.opening import base_of
 from loop_dagster.processes import check_port
 from loop_dagster.settings import Settings
@@ -60,6 +61,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield Finding("registry", health.ok, f"{health.where}, {health.server}", " ".join(health.problems))
     yield from _lake(store)
     yield from _models(store)
+    yield _tried("judge", functools.partial(_judge, settings))
     yield _leases(store)
     for what, host, port, setting in (
         ("Dagster's UI", "127.0.0.1", settings.webserver_port, "LOOP_WEBSERVER_PORT"),
@@ -131,6 +133,10 @@ def _leases(store: Store) -> Finding:
     if not stale:
         return Finding("leases", True, "none is stale")
     return Finding("leases", True, f"ended by themselves: {', '.join(stale)}; the next one to need them takes them")
+
+
+def _judge(settings: Settings) -> str:
+    return open_judge(settings).name
 
 
 def _pinned(store: Store, pipeline: Pipeline) -> str:

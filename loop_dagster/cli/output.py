@@ -23,8 +23,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 #: Columns that a person copies from: never broken over lines.
 _WHOLE = ("Sample", "Attempt", "Version", "Bar", "Needed", "Got", "Met", "State")
 
-out = Console()
-err = Console(stderr=True)
+#: A pipe has no width: nothing is broken there that a person may want to grep.
+_PIPED = 240
+out = Console(width=None if sys.stdout.isatty() else _PIPED)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else _PIPED)
 
 
 def emit_json(data: Any) -> None:

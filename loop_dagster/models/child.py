@@ -55,7 +55,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRef:
-    """The lease under which a child works (store/leases.py)."""
+    """The lease under which a child works (store/leases.py); without a URL, in the registry of the child's settings."""
 
     registry_url: str
     workspace: str
@@ -310,7 +310,8 @@ def _alive(pid: int) -> bool:
 
 def _beater(lease: LeaseRef) -> Callable[[], None]:
     leases_of = importlib.import_module("loop_dagster.store.leases").Leases
-    registry = importlib.import_module("loop_dagster.store.registry").Registry(lease.registry_url, lease.workspace)
+    url = lease.registry_url or importlib.import_module("loop_dagster.settings").Settings().registry
+    registry = importlib.import_module("loop_dagster.store.registry").Registry(url, lease.workspace)
     leases = leases_of(registry)
     return lambda: leases.beat(lease.name, lease.token)
 

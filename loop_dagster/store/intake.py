@@ -126,8 +126,8 @@ def waiting_files(store: Store, now: datetime) -> list[Path]:
 def take_files(store: Store, *, holder: str, now: datetime) -> list[dict[str, object]]:
     """Import every waiting file, then delete it and keep its counts in `done/`; one refused goes to `refused/`.
 
-    """Import every waiting file, delete it and keep its counts in `done/`; one that is refused goes to `refused/`.
-    one is refused.
+    The import id is the digest of the file, so a kill between import and delete adds nothing twice. The others go on
+    when one is refused.
     """
     results: list[dict[str, object]] = []
     for path in waiting_files(store, now):
