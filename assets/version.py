@@ -38,6 +38,7 @@ def version(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             step.store.pipelines.get(step.attempt.pipeline_id, deleted=True).settings.promotion.policy,
             verdict=decision.verdict,
             tested=decision.tested,
+            approved=step.attempt.state == "promoting" and step.attempt.decision == "promoted",
             now=utc_now(),
         )
         ended = _apply(step, outcome)
@@ -57,7 +58,10 @@ def _moved_on(step: StepRun) -> bool:
     )
     if stale:
         sentence = "What is live changed since the comparison; it is compared again."
-        step.store.attempts.move(attempt.run_id, "checkpoint_ready", sentence, now=utc_now())
+        # An approval was of the old comparison; it does not count for the new one.
+        step.store.attempts.move(
+            attempt.run_id, "checkpoint_ready", sentence, now=utc_now(), decision=None, decided_at=None
+        )
     return stale
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import cast
 
 from pydantic import ValidationError
 from typer import Abort, BadParameter
@@ -16,7 +17,7 @@ from yaml import YAMLError
 from loop_dagster.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, LoopError
 
 #: Typer brings its own click and exports only this child of its usage errors.
-UsageError = BadParameter.__mro__[1]
+UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
 
 #: As a shell reports a process that SIGTERM ended.
 EXIT_TERMINATED = 143
@@ -37,7 +38,7 @@ def main() -> None:
         emit_error(error.as_dict(), as_json=as_json)
         sys.exit(error.exit_code)
     except UsageError as error:
-        emit_error(_bad_request(f"{error} `loop … -h` shows what there is."), as_json=as_json)
+        emit_error(_bad_request(f"{error.format_message()} `loop … -h` shows what there is."), as_json=as_json)
         sys.exit(EXIT_USAGE)
     except (KeyboardInterrupt, Abort):
         err.print("Interrupted. Nothing is lost: run the same command again to go on.")

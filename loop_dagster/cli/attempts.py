@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import polars as pl
 import typer
 
+from loop_dagster import deciding
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out, table
 from loop_dagster.opening import train_now
@@ -88,6 +89,32 @@ def cancel(ref: Ref, as_json: AsJson = False) -> None:
         emit_json({"attempt": attempt_row(attempt, pipeline)})
         return
     out.print(f"Attempt {attempt.attempt_no} of {pipeline.tag} is cancelled.")
+
+
+@app.command()
+def approve(
+    ref: Ref,
+    force: Annotated[bool, typer.Option("--force", help="Also when the comparison was inconclusive.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let an attempt that waits for a decision go live, as soon as the daemon has loaded it."""
+    store = opened()
+    _tell_decided(store, deciding.approve(store, store.attempts.get(ref), force=force, now=now()), as_json=as_json)
+
+
+@app.command()
+def reject(ref: Ref, as_json: AsJson = False) -> None:
+    """Close an attempt that waits for a decision; what is live stays."""
+    store = opened()
+    _tell_decided(store, deciding.reject(store, store.attempts.get(ref), now=now()), as_json=as_json)
+
+
+def _tell_decided(store: Store, attempt: Attempt, *, as_json: bool) -> None:
+    pipeline = store.pipelines.get(attempt.pipeline_id, deleted=True)
+    if as_json:
+        emit_json({"attempt": attempt_row(attempt, pipeline)})
+        return
+    out.print(f"Attempt {attempt.attempt_no} of {pipeline.tag}: {attempt.reason}")
 
 
 def train(
