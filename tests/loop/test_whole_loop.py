@@ -12,7 +12,7 @@ def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model
     loop = installation.loop
     made = loop(
         *("pipelines", "create", "--name", "Facts", "--model", str(tiny_model)),
-        *("--epochs", "8", "--learning-rate", "0.005", "--json"),
+        *("--epochs", "5", "--learning-rate", "0.005", "--json"),
     )
     assert made.data["tag"] == "facts"
 
