@@ -55,8 +55,7 @@ class Loop:
         torch.manual_seed(job.seed)  # the adapter's first weights
         self.model = self._load()
         self.processes = int(os.environ.get("WORLD_SIZE", "1"))
-        alone = precision.device == "cpu" and self.processes == 1
-        self.packed = alone and job.pack and fast.speed_up(self.model, self._probe_rows(), precision.dtype)
+        self.packed = self._packs()
         self.trainer = self._trainer()
 
     def run(self) -> None:
@@ -119,6 +118,24 @@ class Loop:
         )
         return get_peft_model(model, adapter)
 
+    def _packs(self) -> bool:
+        """Take the fast computation where it is there and proven for this model."""
+        if self.precision.device != "cpu" or self.processes > 1 or not self.job.pack:
+            return False
+        plain = self.model.get_base_model()
+        usual = plain.config._attn_implementation
+        if self.precision.dtype == "bfloat16" and self._longest() <= fast.PACK_TOKENS:
+            # In bfloat16, torch's CPU kernel for attention takes several times as long backwards as plain products do;
+            # those keep all weights of attention, which only short sequences can afford.
+            plain.set_attn_implementation("eager")
+        if fast.speed_up(self.model, self._probe_rows(), self.precision.dtype):
+            return True
+        plain.set_attn_implementation(usual)
+        return False
+
+    def _longest(self) -> int:
+        return max(row.tokens for row in self.rows.train)
+
     def _probe_rows(self) -> list[Encoded]:
         """A few rows, the shorter ones, to prove the packed computation on; two at least, or packing proves nothing."""
         some = sorted(self.rows.train[:64], key=lambda row: row.tokens)[:4]
@@ -179,10 +196,12 @@ class Loop:
         Packed rows go through one sequence at a time whatever the batch, so only the longest sequence counts.
         """
         text = self.model.config.get_text_config()
-        longest = max(row.tokens for row in self.rows.train)
+        longest = self._longest()
         free = _free_bytes(self.precision.device) * _MEMORY_SHARE
         size = 2 if self.precision.dtype == "bfloat16" else 4
         per_layer = size * (14 * text.hidden_size + 7 * getattr(text, "intermediate_size", 4 * text.hidden_size))
+        if self.packed:  # the weights of attention, should they be kept: a row of each head for every token
+            per_layer += 3 * size * text.num_attention_heads * fast.PACK_TOKENS
         head = 10 * text.vocab_size  # logits in the base's precision and float32, and their gradient
 
         def needed(rows: int, layers: int) -> float:
