@@ -39,7 +39,6 @@ def adapter(
 ) -> dg.MaterializeResult[None]:
     """Train in a child process, keep the best checked checkpoint; a second try goes on with a kept one."""
     with attempt_step(context, store.open(), "training", ends=True) as step:
-        assert step is not None
         step.advance("preflighting", "Checking the base model, the chat template and the precision.")
         base = frozen_base(step.store, step.attempt)
         open_judge(frozen_judge(step))  # a judge that cannot be opened is found now, not after the training

@@ -9,7 +9,7 @@ import polars as pl
 from assets.adapter import adapter
 from assets.children import lease_ref, run_step_child
 from assets.metadata import definition_metadata, records_table, written
-from assets.steps import StepRun, attempt_step, frozen_judge, utc_now
+from assets.steps import StepRun, attempt_step, first_step, frozen_judge, utc_now
 from assets.training_set import Results, holdout
 from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
 from loop_dagster.models.judge import Case, judge_answers, open_judge
@@ -40,7 +40,7 @@ GROUP = "comparison"
 )
 def answers(context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient) -> Results:
     """Candidate and incumbent answer what is left of the held-back samples, on one engine, with the same decoding."""
-    with attempt_step(context, store.open(), "comparison", opens=True) as step:
+    with first_step(context, store.open(), "comparison") as step:
         if step is None:
             return
         live = step.store.versions.live(step.pipeline.tag)
@@ -85,7 +85,6 @@ def answers(context: dg.AssetExecutionContext, store: StoreResource, children: d
 def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult[None]:
     """Ask the judge four times per sample: rate each answer, prefer one in both orders, never told which is live."""
     with attempt_step(context, store.open(), "comparison") as step:
-        assert step is not None
         given = step.rows(ANSWERS)
         judge = open_judge(frozen_judge(step))
         step.advance("candidate_running", "Both models answered.")
@@ -129,7 +128,6 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
 def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
     """Decide by the bars from the stored judgements alone and keep every bar with what it needed and got."""
     with attempt_step(context, store.open(), "comparison", ends=True) as step:
-        assert step is not None
         judged = step.rows(JUDGEMENTS)
         decision = decided(step)
         row = _report_row(step, decision)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 import polars as pl
 
-from assets.metadata import definition_metadata, written
+from assets.metadata import definition_metadata, last_shown, written
 from assets.soundness import validate
 from assets.steps import utc_now
 from loop_dagster.store.intake import LAKE_TABLES, drain, take_files
@@ -47,7 +47,7 @@ def intake(
     drained = drain(stores, holder=holder)
     for table in LAKE_TABLES:
         version, rows = stores.lake.version(table), stores.lake.row_count(table)
-        since = _seen_before(context, table)
+        since = last_shown(context.instance, table.name, "newest_id") or None
         changed, newest = _changed(stores.lake, table, since)
         passed, findings = validate(table, changed)
         yield dg.MaterializeResult(
@@ -60,14 +60,6 @@ def intake(
             },
         )
         yield dg.AssetCheckResult(asset_key=table.name, check_name="sound", passed=passed, metadata=findings)
-
-
-def _seen_before(context: dg.AssetExecutionContext, table: Table) -> str | None:
-    """Newest id that the last materialisation had seen."""
-    event = context.instance.get_latest_materialization_event(dg.AssetKey(table.name))
-    materialization = event.asset_materialization if event else None
-    value = materialization.metadata.get("newest_id") if materialization else None
-    return str(value.value) or None if value else None
 
 
 def _changed(lake: Lake, table: Table, since: str | None) -> tuple[pl.DataFrame, str | None]:

@@ -40,6 +40,14 @@ def written(table: Table, *, rows: int, version: int | None) -> dict[str, Any]:
     }
 
 
+def last_shown(instance: dg.DagsterInstance, asset: str, name: str) -> Any:
+    """A metadata value of the asset's newest materialisation; None where there is none."""
+    event = instance.get_latest_materialization_event(dg.AssetKey(asset))
+    materialization = event.asset_materialization if event else None
+    value = materialization.metadata.get(name) if materialization else None
+    return value.value if value else None
+
+
 def records_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     """Rows of plain values as a table; floats rounded so that a person can read them."""
     shown = [{key: _shown(value) for key, value in row.items()} for row in rows]

@@ -91,25 +91,33 @@ class StepRun:
 
 
 @contextlib.contextmanager
-def attempt_step(
-    context: dg.AssetExecutionContext, store: Store, step: Step, *, opens: bool = False, ends: bool = False
+def first_step(
+    context: dg.AssetExecutionContext, store: Store, step: Step, *, ends: bool = False
 ) -> Iterator[StepRun | None]:
-    """Frame of one asset body; yields None when this run has nothing to do and must yield nothing.
-
-    `opens` marks the job's first asset, which claims; `ends` its last, which closes the claim. A LoopError fails the
-    attempt with its code and sentence; any other error closes the claim as failed, and the attempt is tried again.
-    """
-    key = AttemptKey.parse(context.partition_key)
-    attempt = store.attempts.by_number(key.pipeline_id, key.attempt_no)
-    if opens and not _claimed(context, store, attempt, step):
+    """Frame of a job's first asset, which claims; yields None when this run has nothing to do and yields nothing."""
+    if not _claimed(context, store, _attempt_of(context, store), step):
         yield None
         return
+    with attempt_step(context, store, step, ends=ends) as claimed:
+        yield claimed
+
+
+@contextlib.contextmanager
+def attempt_step(
+    context: dg.AssetExecutionContext, store: Store, step: Step, *, ends: bool = False
+) -> Iterator[StepRun]:
+    """Frame of one asset body of a claimed step; `ends` marks the job's last asset, which closes the claim.
+
+    A LoopError fails the attempt with its code and sentence; any other error closes the claim as failed, and the
+    attempt is tried again.
+    """
+    attempt = _attempt_of(context, store)
     try_no = int(context.run.tags.get(TRY_TAG, attempt.try_no))
     with contextlib.ExitStack() as leaving:
         leaving.callback(_release, context.run.run_id)
         try:
             lease = _lease_of(context.run.run_id, store, attempt)
-            yield StepRun(store, attempt, store.pipelines.get(key.pipeline_id, deleted=True), lease)
+            yield StepRun(store, attempt, store.pipelines.get(attempt.pipeline_id, deleted=True), lease)
         except (LeaseLost, dg.DagsterExecutionInterruptedError):
             raise  # cancelled or taken over: whoever did that also says what becomes of the attempt
         except LoopError as error:
@@ -158,6 +166,11 @@ def frozen_judge(step: StepRun) -> Settings:
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+def _attempt_of(context: dg.AssetExecutionContext, store: Store) -> Attempt:
+    key = AttemptKey.parse(context.partition_key)
+    return store.attempts.by_number(key.pipeline_id, key.attempt_no)
 
 
 def _claimed(context: dg.AssetExecutionContext, store: Store, attempt: Attempt, step: Step) -> bool:

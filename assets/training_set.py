@@ -13,7 +13,7 @@ import polars as pl
 from assets.children import lease_ref
 from assets.lengths import count_long_rows
 from assets.metadata import definition_metadata, records_table, written
-from assets.steps import StepRun, attempt_step, utc_now
+from assets.steps import StepRun, attempt_step, first_step, utc_now
 from loop_dagster.errors import NotEnoughSamples
 from loop_dagster.opening import frozen_length, frozen_pipeline
 from loop_dagster.partitions import ATTEMPTS
@@ -29,7 +29,7 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 
 
 @dg.asset(
-    deps=[dg.AssetKey("samples"), dg.AssetKey("feedback"), dg.AssetKey("labels")],
+    deps=[dg.AssetKey("samples"), dg.AssetKey("feedback"), dg.AssetKey("labels"), dg.AssetKey("token_counts")],
     partitions_def=ATTEMPTS,
     group_name=GROUP,
     output_required=False,
@@ -39,7 +39,7 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 )
 def selection(context: dg.AssetExecutionContext, store: StoreResource, children: dg.PipesSubprocessClient) -> Results:
     """Drain what waits, then freeze what the attempt takes of every selected sample and why."""
-    with attempt_step(context, store.open(), "training", opens=True) as step:
+    with first_step(context, store.open(), "training") as step:
         if step is None:
             return
         rows = step.rows(SELECTIONS)
@@ -72,7 +72,6 @@ def selection(context: dg.AssetExecutionContext, store: StoreResource, children:
 def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult[None]:
     """Keep what this attempt is the first to hold back, and copy the questions that it is judged on."""
     with attempt_step(context, store.open(), "training") as step:
-        assert step is not None
         rows = step.rows(SELECTIONS).filter(pl.col("role") == "holdout")
         fresh = rows.filter(pl.col("reason") == "held_new")
         step.write(HOLDOUTS, fresh)
@@ -108,7 +107,6 @@ def holdout(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Mater
 def training_set(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
     """Copy the rows that the attempt trains on, oldest sample first."""
     with attempt_step(context, store.open(), "training") as step:
-        assert step is not None
         rows = step.rows(SELECTIONS)
         train = rows.filter(pl.col("role").is_in(["train", "check"])).sort("sample_id")
         texts = step.store.samples.lesson_texts(train).with_row_index("ordinal").cast({"ordinal": pl.Int64})

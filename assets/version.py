@@ -7,7 +7,7 @@ import dagster as dg
 from assets.adapter import load_check
 from assets.comparison import decided, report
 from assets.metadata import records_table
-from assets.steps import StepRun, attempt_step, utc_now
+from assets.steps import StepRun, first_step, utc_now
 from assets.training_set import Results
 from loop_dagster.errors import LiveMoved
 from loop_dagster.partitions import ATTEMPTS
@@ -28,7 +28,7 @@ from resources import StoreResource
 )
 def version(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
     """Decide by the policy in force now; a winner must load and answer before the live pointer moves to it."""
-    with attempt_step(context, store.open(), "promotion", opens=True, ends=True) as step:
+    with first_step(context, store.open(), "promotion", ends=True) as step:
         if step is None:
             return
         if _moved_on(step):

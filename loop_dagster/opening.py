@@ -21,6 +21,7 @@ from loop_dagster.models.lengths import safe_bytes
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.samples_state import sample_state
 from loop_dagster.rules.schedule import ActiveAttempt, check_train_now, due_at
+from loop_dagster.rules.selection import Selection
 from loop_dagster.rules.states import Trigger
 from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
@@ -132,6 +133,23 @@ def readiness(store: Store, pipeline: Pipeline, now: datetime) -> Readiness:
     return Readiness(measured, base, now if pipeline.train_now else due)
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a pipeline selects at one moment, for people to read; `problem` where its model could not be used for it."""
+
+    selection: Selection
+    problem: str | None
+
+
+def counted(store: Store, pipeline: Pipeline, now: datetime) -> Counted:
+    """Count what the pipeline has, also while its model is missing or changed: then no sample counts as too long."""
+    try:
+        length, problem = length_of(store, base_of(store, pipeline)), None
+    except MODEL_ERRORS as error:
+        length, problem = None, error.message
+    return Counted(measure(store, pipeline, length, now).selection, problem)
+
+
 def look(store: Store, pipeline: Pipeline, now: datetime) -> Opened | NotYet:
     """Open the pipeline's next attempt if the rules allow it now; otherwise say why not."""
     attempts = store.attempts.list(pipeline.pipeline_id)
@@ -210,7 +228,7 @@ def anything_due(store: Store, now: datetime) -> bool:
 
 def states_of(store: Store, pipeline: Pipeline, now: datetime) -> pl.DataFrame:
     """State of every sample that the pipeline selects: `sample_id`, `state`, `attempt_no`, `version_no`, `reason`."""
-    rows = readiness(store, pipeline, now).measured.selection.rows
+    rows = counted(store, pipeline, now).selection.rows
     pair = ["sample_id", "right_key"]
     trained = trained_pairs(store, pipeline).collect()
     by_pair = trained.group_by(pair).agg(pl.col("attempt_no").unique().sort().alias("trained_by"))

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
+from assets.metadata import last_shown
 from loop_dagster.jobs import intake_job
 from loop_dagster.store.intake import LAKE_TABLES, drain_is_due, waiting_files
 from loop_dagster.store.open import Store
@@ -24,7 +25,7 @@ def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Sens
     stores = store.open()
     now = datetime.now(UTC)
     versions = {table.name: stores.lake.version(table) for table in LAKE_TABLES}
-    told = {table.name: _materialised_version(context, table.name) for table in LAKE_TABLES}
+    told = {table.name: last_shown(context.instance, table.name, "delta_version") for table in LAKE_TABLES}
     files = waiting_files(stores, now)
     due = drain_is_due(stores, now)
     changed = [name for name, version in versions.items() if version is not None and version != told[name]]
@@ -34,13 +35,6 @@ def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Sens
     if hold := _held_by(context, same=key == context.cursor):
         return dg.SkipReason(hold)
     return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=key)
-
-
-def _materialised_version(context: dg.SensorEvaluationContext, asset: str) -> int | None:
-    event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
-    materialization = event.asset_materialization if event else None
-    value = materialization.metadata.get("delta_version") if materialization else None
-    return int(value.value) if value else None  # type: ignore[arg-type]  # an integer in every materialisation
 
 
 def _held_by(context: dg.SensorEvaluationContext, *, same: bool) -> str | None:

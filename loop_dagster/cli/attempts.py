@@ -10,7 +10,7 @@ import typer
 
 from loop_dagster import deciding
 from loop_dagster.cli.context import now, opened
-from loop_dagster.cli.output import AsJson, emit_json, err, out, table
+from loop_dagster.cli.output import AsJson, emit_json, err, flat, out, table
 from loop_dagster.opening import train_now
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
@@ -70,7 +70,7 @@ def show(ref: Ref, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"attempt": row, "timeline": timeline, "bars": bars})
         return
-    table(("Field", "Value"), [(key, value) for key, value in row.items() if key not in ("explanation", "lineage")])
+    table(("Field", "Value"), flat({key: row[key] for key in row if key != "explanation"}))
     table(("At", "State", "What happened"), [tuple(event.values()) for event in timeline], "Timeline")
     print_bars(bars)
     explanation = row["explanation"]

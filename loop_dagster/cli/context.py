@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from loop_dagster.opening import readiness
+from loop_dagster.opening import counted
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.wire import pipeline_row
@@ -22,15 +22,15 @@ def now() -> datetime:
 
 def minimums(store: Store, pipeline: Pipeline) -> dict[str, Any]:
     """How far the data is from the next attempt (`PipelineMinimums`), counted now."""
-    selection = readiness(store, pipeline, now()).measured.selection
-    minimum = selection.minimum
+    found = counted(store, pipeline, now())
+    minimum = found.selection.minimum
     return {
         "basis": minimum.basis,
         "needed": minimum.needed,
         "have": minimum.have,
         "short": minimum.short,
         "picked_by_judge": minimum.picked,
-        "message": minimum.message,
+        "message": f"{minimum.message} {found.problem}" if found.problem else minimum.message,
     }
 
 

@@ -78,7 +78,7 @@ def _prepare(store: Store, *, quiet: bool) -> Pipeline:
     spec = yaml.safe_load((EXAMPLES / "pipeline.yaml").read_text(encoding="utf-8"))
     if not quiet:
         err.print("Preparing the embedded base model (the first time, about 20 s) and the pipeline …")
-    outcome, pipeline = apply_spec(store, spec)
+    outcome, pipeline = apply_spec(store, spec, beside=EXAMPLES)
     result = import_for_pipeline(
         store, EXAMPLES / "company.jsonl", pipeline, holder=this_process(), now=now(), default_feedback="good"
     )

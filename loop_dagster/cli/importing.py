@@ -10,7 +10,7 @@ import typer
 
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_error, emit_json, err, out, progress, table
-from loop_dagster.errors import EXIT_UNAVAILABLE, BadRequest
+from loop_dagster.errors import EXIT_FAILED, EXIT_UNAVAILABLE, BadRequest
 from loop_dagster.store.import_result import ImportResult
 from loop_dagster.store.intake import import_for_pipeline
 from loop_dagster.store.leases import this_process
@@ -62,6 +62,8 @@ def import_(
         if not as_json:
             emit_error({"error": result.as_dict()["error"]}, as_json=False)
         sys.exit(EXIT_UNAVAILABLE)
+    if result.refused and not (result.imported or result.already_present):
+        sys.exit(EXIT_FAILED)  # a script must not take a file of which nothing was taken for a success
 
 
 def _print(result: ImportResult, tag: str) -> None:
@@ -78,7 +80,8 @@ def _print(result: ImportResult, tag: str) -> None:
         ("Imported, and odd", result.flagged, result.flagged_rows),
     ):
         if notes:
-            table(("Line", "Code", "Why"), [(one.line, one.code, one.sentence) for one in notes[:SHOWN]], title)
+            rows = [(one.row, one.line, one.code, one.sentence) for one in notes[:SHOWN]]
+            table(("Row", "Line", "Code", "Why"), rows, title)
         if total > SHOWN:
             out.print(f"… and {total - min(SHOWN, len(notes)):,} more; --json names up to 1,000 of them.")
     for note in result.notes:

@@ -76,9 +76,22 @@ def progress(label: str, *, quiet: bool) -> Iterator[Any]:
         yield update
 
 
+def flat(fields: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested fields as rows with dotted names, for a table of one thing."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(one) for one in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

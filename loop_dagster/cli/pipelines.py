@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +11,12 @@ import typer
 import yaml
 
 from loop_dagster.cli.context import described, opened
-from loop_dagster.cli.output import AsJson, emit_json, out, table
+from loop_dagster.cli.output import AsJson, emit_json, flat, out, table
 from loop_dagster.errors import BadRequest
 from loop_dagster.models.base import EMBEDDED, resolve
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.store.open import Store
-from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.pipelines import Pipeline, settings_of
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -100,6 +101,7 @@ def edit(
     for path in clear or []:
         _clear(given, path)
     digest = resolve(model, store.settings.models_dir).digest if model else None
+    before = store.pipelines.get(ref)
     pipeline = store.pipelines.edit(
         ref,
         settings=given,
@@ -108,7 +110,7 @@ def edit(
         model_digest=digest,
         expected_revision=expected_revision,
     )
-    _show(store, pipeline, "Saved", as_json=as_json)
+    _show(store, pipeline, "Nothing changed in" if pipeline == before else "Saved", as_json=as_json)
 
 
 @app.command("list")
@@ -145,7 +147,7 @@ def show(ref: Ref, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"pipeline": row})
         return
-    table(("Setting", "Value"), [(key, value) for key, value in row.items() if key != "minimums"], row["rule_name"])
+    table(("Setting", "Value"), flat({key: row[key] for key in row if key != "minimums"}), row["rule_name"])
     out.print(row["minimums"]["message"])
 
 
@@ -158,12 +160,10 @@ def apply(
     store = opened()
     specs = _specs(file)
     for spec in specs:  # all of them are read before the first is applied
-        PipelineSettings.from_json(
-            {key: value for key, value in spec.items() if key not in ("name", "model", "enabled")}
-        )
+        settings_of(spec)
     results = []
     for spec in specs:
-        outcome, pipeline = apply_spec(store, spec)
+        outcome, pipeline = apply_spec(store, spec, beside=file.parent)
         results.append({"outcome": outcome, **described(store, pipeline)})
     if as_json:
         emit_json({"pipelines": results, "total": len(results)})
@@ -175,20 +175,32 @@ def apply(
 def pause(ref: Ref, as_json: AsJson = False) -> None:
     """Start no further attempt; one under way finishes and is decided."""
     store = opened()
-    _show(store, store.pipelines.pause(ref), "Paused", as_json=as_json)
+    verb = "Paused" if store.pipelines.get(ref).enabled else "It was paused already:"
+    _show(store, store.pipelines.pause(ref), verb, as_json=as_json)
 
 
 @app.command()
 def resume(ref: Ref, as_json: AsJson = False) -> None:
     """Switch a paused pipeline back on."""
     store = opened()
-    _show(store, store.pipelines.resume(ref), "Switched on", as_json=as_json)
+    verb = "It was on already:" if store.pipelines.get(ref).enabled else "Switched on"
+    _show(store, store.pipelines.resume(ref), verb, as_json=as_json)
 
 
 @app.command()
-def delete(ref: Ref, as_json: AsJson = False) -> None:
+def delete(
+    ref: Ref,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; nothing asks without a terminal.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Delete a pipeline: its attempt is cancelled, its live name stops, its samples stay, its name stays taken."""
     store = opened()
+    if not (yes or as_json) and sys.stdin.isatty():
+        pipeline = store.pipelines.get(ref)
+        typer.confirm(
+            f"Delete {pipeline.name}? {pipeline.live_name} stops answering, and the name is never free again.",
+            abort=True,
+        )
     gone = store.pipelines.delete(ref)
     if as_json:
         emit_json({"deleted": True, "rule_id": gone.pipeline.pipeline_id, "cancelled_run_id": gone.cancelled_run_id})
@@ -196,13 +208,18 @@ def delete(ref: Ref, as_json: AsJson = False) -> None:
     out.print(f"Deleted {gone.pipeline.tag}." + (" Its attempt was cancelled." if gone.cancelled_run_id else ""))
 
 
-def apply_spec(store: Store, spec: dict[str, Any]) -> tuple[str, Pipeline]:
-    """Apply one pipeline of a file; `created`, `changed` or `unchanged`, and the pipeline."""
+def apply_spec(store: Store, spec: dict[str, Any], *, beside: Path) -> tuple[str, Pipeline]:
+    """Apply one pipeline of a file that lies in `beside`; `created`, `changed` or `unchanged`, and the pipeline.
+
+    A model folder with a relative path is looked for beside the file first.
+    """
     model = spec.get("model", EMBEDDED)
     if isinstance(model, dict):
         model = model.get("id")
     if not isinstance(model, str):
         raise BadRequest(f"model must be a folder, a hub id or {{id: …}}, got {model!r}.")
+    if (beside / model).is_dir():
+        model = str(beside / model)
     digest = resolve(model, store.settings.models_dir).digest
     outcome = store.pipelines.apply({**spec, "model": _model_id(model)}, model_digest=digest)
     return outcome, store.pipelines.get(str(spec["name"]))

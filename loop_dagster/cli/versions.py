@@ -8,6 +8,7 @@ import typer
 
 from loop_dagster.cli.context import opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out, table
+from loop_dagster.errors import BadRequest
 from loop_dagster.wire import version_row
 
 app = typer.Typer(no_args_is_help=True)
@@ -57,6 +58,10 @@ def ask(
     """Answer with the live version; at once while `loop dev` keeps it loaded."""
     from loop_dagster.models.serve import ask as ask_live
 
+    if not question.strip():
+        raise BadRequest("The question is empty. Say what a user would say.")
+    if any("\ud800" <= sign <= "\udfff" for sign in question):  # how Python passes on bytes that are no text
+        raise BadRequest("The question is no text in UTF-8. Set the terminal to UTF-8 and ask again.")
     store = opened()
     pipeline = store.pipelines.get(tag)
     answer = ask_live(pipeline.tag, question, store.settings)

@@ -321,6 +321,10 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
         raise BadRequest("The body is no JSON.") from None
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object.")
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("The body holds half of a surrogate pair, which is no character. Send whole ones.") from None
     return body
 
 

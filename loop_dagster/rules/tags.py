@@ -7,10 +7,11 @@ samples a tag selects (selection.py), storing them.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from anyascii import anyascii
 
 from loop_dagster.errors import BadRequest
 
@@ -119,7 +120,7 @@ def labels(
 def slug(name: str) -> str:
     """The tag of a pipeline's name: lower case, everything else than letters and digits as single dashes.
 
-    Accents are dropped (`Réponses` → `reponses`). A name without any letter or digit of the alphabet gives `pipeline`.
+    Other scripts are written in Latin letters (`Réponses` → `reponses`, `Größe` → `grosse`). A name without any letter
+    or digit gives `pipeline`.
     """
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode("ascii").lower()
-    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_LENGTH].strip("-") or "pipeline"
+    return re.sub(r"[^a-z0-9]+", "-", anyascii(name).lower()).strip("-")[:MAX_LENGTH].strip("-") or "pipeline"

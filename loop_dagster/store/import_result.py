@@ -21,8 +21,12 @@ NAMED_IDS: Final = 5_000
 
 @dataclass(frozen=True, slots=True)
 class RowNote:
-    """One row of the file, by its line from 1, and what is to be said of it. Never quotes the row."""
+    """One row of an import and what is to be said of it; never quotes the row.
 
+    `row` counts the rows from 1, `line` the lines of the file: of an array on one line every row has line 1.
+    """
+
+    row: int
     line: int
     code: str
     sentence: str

@@ -32,7 +32,7 @@ from loop_dagster.rules.tags import labels as checked_labels
 from loop_dagster.store.import_result import NAMED_IDS, ImportResult, RowNote, Tally, name
 from loop_dagster.store.lake import Lake
 from loop_dagster.store.pages import Decoded, Input, Options, Page, build_page, decode_page
-from loop_dagster.store.rowfiles import file_digest, read_rows
+from loop_dagster.store.rowfiles import file_digest, is_utf16, read_rows
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
 __all__ = ["ImportResult", "import_file", "import_rows"]
@@ -126,10 +126,15 @@ def import_file(
     nothing; byte order mark, CRLF, blank lines at the end and the file's name do not count. Lines are the file's own,
     from 1; blank ones are passed over. `on_progress` gets bytes done and in all.
 
-    Raises BadRequest as `import_rows` does, and for a path that is no file.
+    Raises BadRequest as `import_rows` does, and for a path that is no file or one in UTF-16.
     """
     if not path.is_file():
         raise BadRequest(f"There is no file {path.name}. Name a JSONL file or a JSON array; nothing was stored.")
+    if is_utf16(path):
+        raise BadRequest(
+            f"{path.name} is text in UTF-16, and UTF-8 is needed; nothing was stored. Write it again with, say, "
+            "iconv -f UTF-16 -t UTF-8."
+        )
     settings = _settings(
         source=source,
         labels=labels,
@@ -256,9 +261,9 @@ class _Run:
         """Store one page. After one that could not be written the others are only counted."""
         page = build_page(decoded, self._options)
         tally = self._tally
-        for line, refusal in page.refusals:
+        for position, line, refusal in page.refusals:
             tally.refused[refusal] += 1
-            name(tally.refused_rows, RowNote(line, refusal.code, refusal.sentence))
+            name(tally.refused_rows, RowNote(position + 1, line, refusal.code, refusal.sentence))
         stage = _Stage()
         if self._error is None:
             try:
@@ -407,11 +412,11 @@ class _Run:
         for index, counts in page.redactions.items():
             if index in new:
                 tally.redacted.update(counts)
-        lines = {page.lines[index] for index in created} if page.flags else set()
-        for line, code in page.flags:
-            if line in lines:
+        stored = set(page.samples["position"].gather(created)) if page.flags else set()
+        for position, line, code in page.flags:
+            if position in stored:
                 tally.flagged += 1
-                name(tally.flagged_rows, RowNote(line, code, FLAGS[code]))
+                name(tally.flagged_rows, RowNote(position + 1, line, code, FLAGS[code]))
 
 
 @dataclass(slots=True)

@@ -93,15 +93,16 @@ class Page:
     """Rows that become samples, in the order given, and the refusals of the others.
 
     `samples` has the columns of SAMPLES. `verdicts` has one row per sample: `sample_id`, `verdict` (null where the row
-    brings none), `right_answer`, `right_key`, `right_bytes`. `redactions` maps a row's index to its counts.
+    brings none), `right_answer`, `right_key`, `right_bytes`. `redactions` maps a row's index to its counts. Flags and
+    refusals begin with position and line.
     """
 
     samples: pl.DataFrame
     verdicts: pl.DataFrame
     lines: list[int]
     shapes: list[Shape]
-    flags: list[tuple[int, Flag]]
-    refusals: list[tuple[int, Refusal]]
+    flags: list[tuple[int, int, Flag]]
+    refusals: list[tuple[int, int, Refusal]]
     redactions: Mapping[int, Counts]
 
 
@@ -110,7 +111,7 @@ class Decoded:
     """A page half way: decoded and parsed, the part that Python does row by row. Not redacted: never kept or shown."""
 
     columns: _Columns
-    refusals: list[tuple[int, Refusal]]
+    refusals: list[tuple[int, int, Refusal]]
 
     def __repr__(self) -> str:
         return f"Decoded({len(self.columns.lines)} rows)"
@@ -122,7 +123,7 @@ def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
     positions: list[int] = []
     identities: list[str] = []
     rows: list[_Row] = []
-    refusals: list[tuple[int, Refusal]] = []
+    refusals: list[tuple[int, int, Refusal]] = []
     identify = canonical.positions(options.source, options.import_id)
     verdict = plain_verdict(options.default_feedback)
     for item in inputs:
@@ -133,7 +134,7 @@ def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
         if became is None:
             became = _row(item, options.default_feedback)
         if isinstance(became, Refusal):
-            refusals.append((line, became))
+            refusals.append((position, line, became))
             continue
         whole, row = became
         lines.append(line)
@@ -154,7 +155,8 @@ def build_page(decoded: Decoded, options: Options) -> Page:
     if redacted:
         texts = _changed(texts, columns, list(redacted))
     samples, verdicts = _keyed(columns, texts, options)
-    flags = [(line, flag) for line, flag in zip(columns.lines, columns.flags, strict=True) if flag is not None]
+    places = zip(columns.positions, columns.lines, columns.flags, strict=True)
+    flags = [(position, line, flag) for position, line, flag in places if flag is not None]
     return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redacted)
 
 

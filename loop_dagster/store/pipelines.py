@@ -67,6 +67,19 @@ class Deleted:
     cancelled_run_id: str | None
 
 
+#: What a pipeline file has beside its settings.
+FILE_FIELDS: Final = ("name", "model", "enabled")
+
+
+def settings_of(spec: Mapping[str, Any]) -> PipelineSettings:
+    """The settings of one pipeline of a file. Raises BadRequest as `PipelineSettings.from_json` does."""
+    fields = [*FILE_FIELDS, *PipelineSettings.model_fields]
+    unknown = [str(name) for name in spec if name not in fields]
+    if unknown:
+        raise BadRequest(f"{unknown[0]} is not a field of a pipeline file (known: {', '.join(fields)}).")
+    return PipelineSettings.from_json({name: value for name, value in spec.items() if name not in FILE_FIELDS})
+
+
 class Pipelines:
     """The pipelines of one workspace. A `ref` is an id, a tag or a name."""
 
@@ -166,14 +179,13 @@ class Pipelines:
         as it is. Applying the same file again answers `unchanged` and makes no revision. Errors as in create and edit.
         """
         now = now or datetime.now(UTC)
-        rest = dict(spec)
-        name, model, enabled = rest.pop("name", None), rest.pop("model", None), rest.pop("enabled", None)
+        name, model, enabled = (spec.get(field) for field in FILE_FIELDS)
         for field, value, kind in (("name", name, str), ("model", model, str)):
             if not isinstance(value, kind) or not value.strip():
                 raise BadRequest(f"{field} must be a text, got {value!r}. A pipeline file begins with name and model.")
         if not isinstance(enabled, (bool, type(None))):
             raise BadRequest(f"enabled must be true or false, got {enabled!r}.")
-        wanted = PipelineSettings.from_json(rest)
+        wanted = settings_of(spec)
         pin: dict[str, Any] = {"model_id": str(model), "model_digest": model_digest, "now": now}
         with self.registry.write() as connection:
             found = self._named(connection, str(name), lock=True)

@@ -6,6 +6,7 @@ belong here: decoding a row or knowing what it means. Memory is bounded by the b
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,12 @@ def file_digest(path: Path, salt: str) -> str:
             digest.update(body)
             kept = block[len(body) :][-BLOCK_BYTES:]
     return str(digest.hexdigest())
+
+
+def is_utf16(path: Path) -> bool:
+    """Whether the file begins with the byte order mark of UTF-16."""
+    with path.open("rb") as file:
+        return file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_rows(path: Path) -> Iterator[tuple[list[RawRow], int]]:

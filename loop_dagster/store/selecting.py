@@ -81,11 +81,14 @@ def _of(pipeline: Pipeline, before: int | None) -> pl.Expr:
     return mine if before is None else mine & (pl.col("attempt_no") < before)
 
 
-def measure(store: Store, pipeline: Pipeline, length: Length, now: datetime, *, before: int | None = None) -> Measured:
-    """What the pipeline's next attempt (or attempt `before`) would take at `now`."""
+def measure(
+    store: Store, pipeline: Pipeline, length: Length | None, now: datetime, *, before: int | None = None
+) -> Measured:
+    """What the pipeline's next attempt (or attempt `before`) would take at `now`; without `length` none is too long."""
     keys = store.samples.keys()
     scope = scope_of(pipeline)
-    unfit, uncounted = _unfit(store, keys, scope, length, now)
+    nothing = pl.DataFrame(schema=PAIR_SCHEMA)
+    unfit, uncounted = _unfit(store, keys, scope, length, now) if length else (nothing, nothing)
     selection = select(
         keys.samples,
         keys.feedback,

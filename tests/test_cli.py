@@ -1,0 +1,193 @@
+"""The command line in front of real stores: JSON shapes, exit codes, sentences. No daemon and no training here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loop_dagster.cli import main
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command printed and how it ended."""
+
+    status: int
+    text: str
+    errors: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.text)
+
+
+Loop = Callable[..., Said]
+
+
+@pytest.fixture
+def loop(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Loop]:
+    """Runs `loop …` in this process, in a home of its own."""
+    monkeypatch.setenv("LOOP_HOME", str(home))
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["loop", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        code = ended.value.code
+        return Said(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def support(loop: Loop, tiny_model: Path) -> str:
+    """Tag of a pipeline on the tiny model."""
+    made = loop("pipelines", "create", "--name", "Support", "--model", str(tiny_model), "--json")
+    assert made.status == 0, made
+    return str(made.data["tag"])
+
+
+def rows(path: Path, *given: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    return str(path)
+
+
+GOOD = {"prompt": "Where is it?", "completion": "On its way.", "label": True}
+PROSE = {"text": "Our shop was founded in a garage."}
+
+
+def test_create_prints_what_a_script_needs(loop: Loop, tiny_model: Path) -> None:
+    options = ("--epochs", "3", "--learning-rate", "1e-3", "--holdout-percent", "10", "--promotion", "manual")
+    made = loop("pipelines", "create", "--name", "Réponses", "--model", str(tiny_model), *options, "--json").data
+    pipeline = made["pipeline"]
+    assert (made["tag"], pipeline["own_tag"], pipeline["serving_name"]) == ("reponses", "reponses", "loop-reponses")
+    assert (pipeline["training"]["epochs"], pipeline["training"]["learning_rate"]) == (3, 1e-3)
+    assert (pipeline["holdout"]["percent"], pipeline["promotion"]["policy"]) == (10, "manual")
+    assert loop("pipelines", "list", "--json").data["total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        (("pipelines", "create", "--json"), 2, "BAD_REQUEST"),
+        (("pipelines", "create", "--name", "A", "--epochs", "16", "--json"), 2, "TRAINING_SETTING_OUT_OF_RANGE"),
+        (("pipelines", "show", "nobody", "--json"), 4, "NOT_FOUND"),
+        (("train", "support", "--json"), 3, "NOT_ENOUGH_SAMPLES"),
+        (("ask", "support", "Anyone there?", "--json"), 4, "NOT_FOUND"),
+        (("ask", "support", "  ", "--json"), 2, "BAD_REQUEST"),
+        (("ask", "support", "\udcff", "--json"), 2, "BAD_REQUEST"),
+        (("samples", "list", "--state", "learned", "--json"), 2, "BAD_REQUEST"),
+        (("attempts", "cancel", "nothing", "--json"), 4, "NOT_FOUND"),
+        (("import", "nowhere.jsonl", "--pipeline", "support", "--json"), 2, "BAD_REQUEST"),
+    ],
+)
+def test_exit_codes_and_one_error_shape(
+    loop: Loop, support: str, arguments: tuple[str, ...], status: int, code: str
+) -> None:
+    said = loop(*arguments)
+    assert (said.status, said.data["error"]["code"]) == (status, code)
+    assert said.data["error"]["message"]
+
+
+def test_the_lists_are_objects_with_a_total(loop: Loop, support: str) -> None:
+    assert loop("attempts", "list", "--json").data == {"attempts": [], "total": 0}
+    assert loop("versions", "list", "--json").data == {"versions": [], "total": 0}
+    assert loop("samples", "list", "--json").data == {"traces": [], "total": 0, "limit": 25, "offset": 0}
+
+
+def test_import_counts_and_feedback_changes_a_state(loop: Loop, support: str, tmp_path: Path) -> None:
+    file = rows(tmp_path / "rows.jsonl", GOOD, PROSE, {"prompt": "Open?", "completion": "Perhaps."})
+    said = loop("import", file, "--pipeline", support, "--json")
+    counts = {name: said.data[name] for name in ("imported", "reviewed", "needs_review", "refused")}
+    assert (said.status, counts) == (0, {"imported": 2, "reviewed": 1, "needs_review": 1, "refused": 1})
+    listed = loop("samples", "list", "--pipeline", support, "--json").data["traces"]
+    [open_one] = [row for row in listed if row["feedback"] is None]
+    assert open_one["state"]["state"] == "left_out"
+    said = loop("feedback", open_one["trace_id"], "corrected", "--answer", "Yes, until six.", "--json")
+    assert said.data["signal"]["verdict"] == "edited"
+    states = loop("samples", "counts", support, "--json").data["states"]
+    assert sum(states.values()) == 2
+    assert "left_out" not in states
+
+
+def test_rows_of_an_array_on_one_line_are_told_apart(loop: Loop, support: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([GOOD, PROSE, PROSE]))
+    refused = loop("import", str(path), "--pipeline", support, "--json").data["refused_rows"]
+    assert [(row["row"], row["line"]) for row in refused] == [(2, 1), (3, 1)]
+
+
+def test_a_file_of_which_nothing_is_taken_is_no_success(loop: Loop, support: str, tmp_path: Path) -> None:
+    said = loop("import", rows(tmp_path / "prose.jsonl", PROSE), "--pipeline", support, "--json")
+    assert (said.status, said.data["refused"]) == (1, 1)
+
+
+def test_utf_16_is_named_and_nothing_is_stored(loop: Loop, support: str, tmp_path: Path) -> None:
+    path = tmp_path / "wide.jsonl"
+    path.write_text(json.dumps(GOOD), encoding="utf-16")
+    said = loop("import", str(path), "--pipeline", support)
+    assert said.status == 2
+    assert "UTF-16" in said.errors
+    assert loop("samples", "list", "--json").data["total"] == 0
+
+
+def test_a_pipeline_file_is_applied_once(loop: Loop, tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "here" / "model")
+    file = tmp_path / "here" / "pipeline.yaml"
+    file.write_text("name: Support\nmodel: model\ntraining:\n  learning_rate: 1e-3\n")
+    first = loop("pipelines", "apply", "-f", str(file), "--json").data["pipelines"][0]
+    assert (first["outcome"], first["training"]["learning_rate"]) == ("created", 1e-3)
+    assert first["base_model_id"] == str(tmp_path / "here" / "model")
+    assert loop("pipelines", "apply", "-f", str(file), "--json").data["pipelines"][0]["outcome"] == "unchanged"
+    file.write_text("name: Support\nmodel: model\nepochs: 3\n")
+    said = loop("pipelines", "apply", "-f", str(file), "--json")
+    assert said.status == 2
+    assert "epochs is not a field of a pipeline file (known: name, model, " in said.data["error"]["message"]
+
+
+def test_a_change_that_changes_nothing_says_so(loop: Loop, support: str) -> None:
+    assert loop("pipelines", "edit", support, "--epochs", "3").text.startswith("Saved")
+    assert loop("pipelines", "edit", support, "--epochs", "3").text.startswith("Nothing changed")
+    assert loop("pipelines", "pause", support).text.startswith("Paused")
+    assert loop("pipelines", "pause", support).text.startswith("It was paused already")
+    assert loop("pipelines", "resume", support).text.startswith("Switched on")
+    stale = loop("pipelines", "edit", support, "--epochs", "4", "--expected-revision", "1", "--json")
+    assert (stale.status, stale.data["error"]["code"]) == (3, "REVISION_MISMATCH")
+
+
+def test_a_script_deletes_without_being_asked(loop: Loop, support: str) -> None:
+    assert loop("pipelines", "delete", support).text.startswith("Deleted")
+    assert loop("pipelines", "show", support, "--json").status == 4
+    again = loop("pipelines", "create", "--name", "Support", "--json")
+    assert again.data["error"]["code"] == "PIPELINE_NAME_TAKEN"
+
+
+def test_samples_can_be_looked_at_while_the_model_is_missing(loop: Loop, tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    loop("pipelines", "create", "--name", "Support", "--model", str(folder), "--json")
+    loop("import", rows(tmp_path / "rows.jsonl", GOOD), "--pipeline", "support", "--json")
+    shutil.rmtree(folder)
+    assert loop("samples", "counts", "support", "--json").data["total"] == 1
+    shown = loop("pipelines", "show", "support", "--json")
+    assert shown.status == 0
+    assert shown.data["pipeline"]["minimums"]["have"] == 1
+    assert "model" in shown.data["pipeline"]["minimums"]["message"]
+
+
+def test_tables_are_for_people(loop: Loop, support: str) -> None:
+    text = loop("pipelines", "show", support).text
+    assert "training.epochs" in text
+    assert not {"{", "None", "True", "False"} & set(text.split())
+    assert "{'" not in text
