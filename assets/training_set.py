@@ -130,7 +130,7 @@ def _freeze(step: StepRun) -> pl.DataFrame:
     selected = measure(step.store, pipeline, length, utc_now(), before=step.attempt.attempt_no).selection
     if not selected.ready:
         raise NotEnoughSamples(pipeline.tag, selected.minimum.have, selected.minimum.needed, selected.message)
-    step.write(SELECTIONS, selected.rows)
+    step.write(SELECTIONS, selected.rows.sort("sample_id"))
     return step.rows(SELECTIONS)
 
 

@@ -21,9 +21,10 @@ import polars as pl
 import uuid_utils
 from deltalake import convert_to_deltalake
 
+from bench.table import Line, record
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.selection import History, Scope, Selection, select
-from loop_dagster.store.lake import Lake
+from loop_dagster.store.lake import MOST_SMALL_FILES, Lake
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES, Table
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -139,6 +140,19 @@ def timed(lake: Lake, history: History, repeat: int) -> tuple[Figure, Selection]
     return Figure(statistics.median(walls), statistics.median(cpus)), selection
 
 
+def note(where: str, figure: Figure) -> None:
+    """Hand one figure to the runner."""
+    detail = f"{figure.cpu_s:.2f} s of processors"
+    record(Line(what=f"minimums {where}", got=figure.wall_s, aim=1, unit="s", better="lower", detail=detail))
+
+
+def gather(lake: Lake, tables: list[tuple[Table, pl.DataFrame]], repeat: int) -> Figure:
+    """The same look after each table got one more row, as any import or drain adds some."""
+    for table, rows in tables:
+        lake.append(table, rows.head(1).with_columns(pl.lit(str(uuid_utils.uuid7())).alias(table.key[0])))
+    return timed(lake, History.empty(), repeat)[0]
+
+
 def after(selection: Selection) -> History:
     """The history that one attempt leaves which took `selection` and kept an adapter."""
     rows = selection.rows.with_columns(pl.lit(1, pl.Int64).alias("attempt_no"))
@@ -164,6 +178,13 @@ def main() -> None:
                 write(lake, table, rows, files)
             first, selection = timed(lake, History.empty(), options.repeat)
             following, _ = timed(lake, after(selection), options.repeat)
+            note(f"in {files:,} files", first)
+            if files > MOST_SMALL_FILES:
+                gathered = gather(lake, tables, options.repeat)
+                print(
+                    f"{'':>6}  {gathered!s:<20} after one more commit of each table, which writes small files together"
+                )
+                note(f"in {files:,} files, after the next commit", gathered)
         taken = f"{selection.train:,} train, {selection.held:,} held back of {selection.usable:,} usable"
         print(f"{files:>6}  {first!s:<20} {following!s:<20} {taken}", flush=True)
 

@@ -21,9 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.table import Line, record
 from loop_dagster.models import child
 from loop_dagster.models.base import EMBEDDED, digest_of, resolve
 from loop_dagster.models.probe import probe
@@ -209,6 +211,20 @@ def show(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def lines_of(found: dict[str, Any]) -> Iterator[Line]:
+    """The figures that have an aim: speed against each peer, and how far the check loss is from the nearer one's."""
+    ours = found["contestants"]["ours"]
+    detail = f"{ours['tokens_per_s']:.0f} tokens/s in {found['dtype']}"
+    for name, aim in (("trl", 1.3), ("trl-no-checkpointing", 1.0)):
+        peer = found["contestants"][name]
+        ratio = peer["seconds"] / ours["seconds"]
+        peak = f"{detail}, {ours['peak_gb']:.1f} GB against {peer['tokens_per_s']:.0f}, {peer['peak_gb']:.1f} GB"
+        yield Line(what=f"training against {name}", got=ratio, aim=aim, unit="x", better="higher", detail=peak)
+        off = 100 * abs(ours["check_loss"] / peer["check_loss"] - 1)
+        losses = f"{ours['check_loss']:.4f} against {peer['check_loss']:.4f}"
+        yield Line(what=f"check loss off {name}", got=off, aim=2, unit="%", better="lower", detail=losses)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64)
@@ -221,16 +237,12 @@ def main() -> None:
     if arguments.contestant:
         worker(arguments)
     else:
-        print(
-            show(
-                measure(
-                    rows=arguments.rows,
-                    epochs=arguments.epochs,
-                    repeat=arguments.repeat,
-                    models_dir=arguments.models_dir,
-                )
-            )
+        found = measure(
+            rows=arguments.rows, epochs=arguments.epochs, repeat=arguments.repeat, models_dir=arguments.models_dir
         )
+        print(show(found))
+        for line in lines_of(found):
+            record(line)
 
 
 if __name__ == "__main__":

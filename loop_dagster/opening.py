@@ -27,6 +27,7 @@ from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.samples import KeyFrames
 from loop_dagster.store.selecting import Length, Measured, counted_rows, measure, trained_pairs
 
 
@@ -115,10 +116,10 @@ def fingerprint(store: Store, now: datetime) -> Iterator[tuple[Pipeline, str]]:
         yield pipeline, json.dumps(mark)
 
 
-def readiness(store: Store, pipeline: Pipeline, now: datetime) -> Readiness:
+def readiness(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | None = None) -> Readiness:
     """Count what the pipeline has, and when it may start by schedule and after failures."""
     base = base_of(store, pipeline)
-    measured = measure(store, pipeline, length_of(store, base), now)
+    measured = measure(store, pipeline, length_of(store, base), now, keys=keys)
     if not measured.selection.ready:
         return Readiness(measured, base, None)
     attempts = store.attempts.list(pipeline.pipeline_id)
@@ -150,13 +151,16 @@ def counted(store: Store, pipeline: Pipeline, now: datetime) -> Counted:
     return Counted(measure(store, pipeline, length, now).selection, problem)
 
 
-def look(store: Store, pipeline: Pipeline, now: datetime) -> Opened | NotYet:
-    """Open the pipeline's next attempt if the rules allow it now; otherwise say why not."""
+def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | None = None) -> Opened | NotYet:
+    """Open the pipeline's next attempt if the rules allow it now; otherwise say why not.
+
+    `keys` are frames of samples that a pass over many pipelines read once, after `now`.
+    """
     attempts = store.attempts.list(pipeline.pipeline_id)
     if held := _held_by(store, pipeline, attempts):
         return NotYet(pipeline.tag, held)
     try:
-        ready = readiness(store, pipeline, now)
+        ready = readiness(store, pipeline, now, keys=keys)
     except MODEL_ERRORS as error:
         return NotYet(pipeline.tag, error.message, blocked=True)
     if ready.due_at is None:

@@ -26,12 +26,16 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     stores = store.open()
     now = datetime.now(UTC)
     seen: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
+    changed = [(one, mark) for one, mark in fingerprint(stores, now) if seen.get(one.pipeline_id) != mark]
+    # The order of the cursor is the order of the last looks: what the budget left out last time comes first.
+    order = {pipeline_id: place for place, pipeline_id in enumerate(seen)}
+    changed.sort(key=lambda pair: order.get(pair[0].pipeline_id, -1))
+    frames = stores.samples.keys().held() if len(changed) > 1 else None
     looks = []
-    for pipeline, mark in fingerprint(stores, now):
-        if seen.get(pipeline.pipeline_id) == mark:
-            continue
-        found = look(stores, pipeline, now)
+    for pipeline, mark in changed:
+        found = look(stores, pipeline, now, keys=frames)
         looks.append(found)
+        seen.pop(pipeline.pipeline_id, None)
         if not (isinstance(found, NotYet) and found.blocked):
             seen[pipeline.pipeline_id] = mark
         if (datetime.now(UTC) - now).total_seconds() > BUDGET_S:

@@ -47,12 +47,13 @@ _PRECEDENCE: Final = {"judge": 0, "import": 1, "here": 2}
 def deciding(feedback: pl.DataFrame) -> pl.DataFrame:
     """One row per sample that has any feedback: the verdict that decides (rules.md, What a sample teaches).
 
-    `feedback` needs `COLUMNS`. Of the strongest origin the newest counts, the higher feedback_id at the same moment.
-    Gives `sample_id`, `teaches` (null: the judge's newest score is below 0.8), `reviewed` (a person decided),
-    `right_key` and, where feedback has it, `right_bytes` (the correction's; null where the sample's own answer is
-    meant), `score` (the judge's, null once a person decided), and `id_key` of the sample.
+    `feedback` needs `COLUMNS`, with `id_key` in place of sample_id if it has one. Of the strongest origin the newest
+    counts, the higher feedback_id at the same moment. Gives `id_key` of the sample, `teaches` (null: the judge's newest
+    score is below 0.8), `reviewed` (a person decided), `right_key` and, where feedback has it, `right_bytes` (the
+    correction's; null where the sample's own answer is meant), and `score` (the judge's, null once a person decided).
     """
-    rows = feedback.with_columns(id_key())
+    rows = feedback if "id_key" in feedback.columns else feedback.with_columns(id_key())
+    decides: pl.Expr | pl.Series = pl.lit(True)
     # Nearly every sample has one row; only the others are worth sorting.
     ids = rows["id_key"].sort()
     repeated = ids.filter(ids == ids.shift()).unique()
@@ -67,16 +68,24 @@ def deciding(feedback: pl.DataFrame) -> pl.DataFrame:
         )
         wins = np.zeros(rows.height, dtype=np.bool_)
         wins[newest["_row"].to_numpy()] = True
-        rows = rows.filter(~several | pl.Series(wins))
+        decides = ~several | pl.Series(wins)
     by_judge = pl.col("origin") == "judge"
-    return rows.select(
-        "sample_id",
-        pl.when(~by_judge | (pl.col("score").round(9) >= PICK_SCORE)).then("verdict").alias("teaches"),
-        (~by_judge).alias("reviewed"),
-        *(pl.when(~by_judge).then(name).alias(name) for name in ("right_key", "right_bytes") if name in rows.columns),
-        pl.when(by_judge).then("score").alias("score"),
-        "id_key",
+    decided = (
+        rows.lazy()
+        .filter(decides)
+        .select(
+            "id_key",
+            pl.when(~by_judge | (pl.col("score").round(9) >= PICK_SCORE)).then("verdict").alias("teaches"),
+            (~by_judge).alias("reviewed"),
+            *(
+                pl.when(~by_judge).then(name).alias(name)
+                for name in ("right_key", "right_bytes")
+                if name in rows.columns
+            ),
+            pl.when(by_judge).then("score").alias("score"),
+        )
     )
+    return decided.collect()
 
 
 def word(teaches: str | None) -> FeedbackWord:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from loop_dagster.rules.feedback import COLUMNS as FEEDBACK_COLUMNS
+from loop_dagster.rules.selection import SAMPLE_COLUMNS
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.lake import Lake
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES, Table
@@ -26,6 +28,13 @@ class KeyFrames:
     samples: pl.LazyFrame
     feedback: pl.LazyFrame
     labels: pl.LazyFrame
+
+    def held(self) -> KeyFrames:
+        """What selecting needs of the same frames, read once for a pass over many pipelines."""
+        samples = self.samples.select(*SAMPLE_COLUMNS, "bytes", "flag")
+        feedback = self.feedback.select(*FEEDBACK_COLUMNS, "right_bytes")
+        frames = pl.collect_all([samples, feedback, self.labels])
+        return KeyFrames(*(frame.rechunk().lazy() for frame in frames))
 
 
 #: Text columns that the rules need all the same: with a value, a row of `labels` is an attribute and no tag.

@@ -82,10 +82,19 @@ def _of(pipeline: Pipeline, before: int | None) -> pl.Expr:
 
 
 def measure(
-    store: Store, pipeline: Pipeline, length: Length | None, now: datetime, *, before: int | None = None
+    store: Store,
+    pipeline: Pipeline,
+    length: Length | None,
+    now: datetime,
+    *,
+    before: int | None = None,
+    keys: KeyFrames | None = None,
 ) -> Measured:
-    """What the pipeline's next attempt (or attempt `before`) would take at `now`; without `length` none is too long."""
-    keys = store.samples.keys()
+    """What the pipeline's next attempt (or attempt `before`) would take at `now`; without `length` none is too long.
+
+    `keys` are frames that a pass over many pipelines read once.
+    """
+    keys = keys or store.samples.keys()
     scope = scope_of(pipeline)
     nothing = pl.DataFrame(schema=PAIR_SCHEMA)
     unfit, uncounted = _unfit(store, keys, scope, length, now) if length else (nothing, nothing)

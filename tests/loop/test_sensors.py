@@ -222,3 +222,27 @@ def test_intake_runs_for_a_bulk_import_and_not_again(store, pipeline, file, inst
     assert metadata["dagster/row_count"].value == 5
     assert "Where is parcel" not in str(metadata)
     assert not tick(intake_sensor, instance, store, found.cursor).run_requests
+
+
+def test_what_one_tick_has_no_time_for_comes_first_in_the_next(
+    store: Store,
+    pipeline: Pipeline,
+    file: Path,
+    instance: dg.DagsterInstance,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = store.pipelines.create("Other", model_id=str(tiny_model), model_digest=pipeline.model_digest, seed=8)
+    for one in (pipeline, other):
+        fill(store, one, file, 0, 1100)
+    monkeypatch.setattr("sensors.attempts.BUDGET_S", 0.0)
+    first = tick(attempts_sensor, instance, store)
+    second = tick(attempts_sensor, instance, store, first.cursor)
+    opened = [str(request.partition_key) for ran in (first, second) for request in ran.run_requests or []]
+    assert len({key.partition("/")[0] for key in opened}) == 2
+    # New data for both: the one that was looked at longer ago is first.
+    for one in (pipeline, other):
+        fill(store, one, file, 2000, 2001)
+    third = tick(attempts_sensor, instance, store, second.cursor)
+    order, after = list(json.loads(second.cursor or "")), list(json.loads(third.cursor or ""))
+    assert after[-1] == order[0]

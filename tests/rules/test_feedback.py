@@ -7,7 +7,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loop_dagster.rules.feedback import COLUMNS, Agreement, agreement, deciding, word
+from loop_dagster.rules.feedback import COLUMNS, Agreement, agreement, deciding, id_key, word
 from loop_dagster.tables import FEEDBACK
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -115,7 +115,8 @@ def test_against_the_rule_in_plain_words(given_rows: list[Any], random: Any) -> 
         for n, (sample, verdict, origin, minute, score) in enumerate(given_rows)
     ]
     shuffled = random.sample(made, len(made))
-    found = {one["sample_id"]: one for one in deciding(frame(*shuffled)).to_dicts()}
+    names = dict(frame(*shuffled).select(id_key(), "sample_id").iter_rows())
+    found = {names[one["id_key"]]: one for one in deciding(frame(*shuffled)).to_dicts()}
     assert set(found) == {one["sample_id"] for one in made}
     for sample, got in found.items():
         of_sample = [one for one in made if one["sample_id"] == sample]

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loop_dagster.errors import LakeNotWritable, LakeSchemaMismatch, LakeUnreadable
-from loop_dagster.store.lake import Lake, quoted
+from loop_dagster.store.lake import MOST_SMALL_FILES, Lake, quoted
 from loop_dagster.tables import FEEDBACK, HOLDOUTS, LABELS, SAMPLES, TABLES
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -332,3 +332,20 @@ def test_any_text_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory,
     frame = labels([f"s{index}" for index in range(len(texts))]).with_columns(pl.Series("value", texts))
     lake.append(LABELS, frame)
     assert lake.scan(LABELS).collect()["value"].to_list() == texts
+
+
+def test_many_small_commits_do_not_make_a_table_of_many_files(lake: Lake) -> None:
+    def read(version: int | None = None) -> list[str]:
+        return lake.scan(LABELS, version=version).collect()["label_id"].sort().to_list()
+
+    for n in range(MOST_SMALL_FILES):
+        lake.append(LABELS, labels([f"{n:03d}"]), transaction=("drain", n))
+    old, before = lake.version(LABELS), read()
+    for n in range(MOST_SMALL_FILES, MOST_SMALL_FILES + 5):
+        version = lake.append(LABELS, labels([f"{n:03d}"]), transaction=("drain", n))
+        assert version == lake.version(LABELS)
+    assert len(lake.files(LABELS)) < 10
+    assert len(read()) == len(set(read())) == MOST_SMALL_FILES + 5
+    assert lake.transaction(LABELS, "drain") == MOST_SMALL_FILES + 4
+    # A reader that began before goes on: nothing was removed from storage.
+    assert read(old) == before
