@@ -12,7 +12,8 @@ Feedback from a file never overrules what a person gave here: rules/feedback.py 
 from __future__ import annotations
 
 import gc
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,7 +32,7 @@ from loop_dagster.rules.tags import Labels
 from loop_dagster.rules.tags import labels as checked_labels
 from loop_dagster.store.import_result import NAMED_IDS, ImportResult, RowNote, Tally, name
 from loop_dagster.store.lake import Lake
-from loop_dagster.store.pages import Decoded, Input, Options, Page, build_page, decode_page
+from loop_dagster.store.pages import Input, Options, Page, build_page, decode_page
 from loop_dagster.store.rowfiles import file_digest, is_utf16, read_rows
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
@@ -229,37 +230,44 @@ class _Run:
         self._tally = Tally()
         self._error: LoopError | OSError | None = None
         self._begun = False
+        self._given_up = False
 
     def all(self, pages: Iterable[tuple[list[Input], int]], total: int, on_progress: Progress | None) -> ImportResult:
-        """Store page after page. While one is written, which needs no Python, the next one is decoded."""
-        last: Future[None] | None = None
-        read = 0
+        """Store page after page: while one is written, the next is redacted and keyed and the one after it decoded.
 
-        def settle() -> None:
-            if last is not None:
-                last.result()
+        Writing and most of the redacting need no Python, so that two processors are busy.
+        """
+        waiting: deque[tuple[Future[None], int]] = deque()
+
+        def settle(most: int) -> None:
+            while len(waiting) > most:
+                stored, read = waiting.popleft()
+                stored.result()
                 if on_progress is not None:
                     on_progress(min(read, total) if total else read, total or read)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="import") as writer:
+        stages = ThreadPoolExecutor(1, "import-build"), ThreadPoolExecutor(1, "import-write")
+        with stages[0] as builder, stages[1] as writer, _quick_turns():
             given = iter(pages)
             while True:
                 with _without_collection():
-                    inputs, done = next(given, ([], 0))
+                    inputs, read = next(given, ([], 0))
                     decoded = decode_page(inputs, self._options)
                 if not inputs:
                     break
                 by_row_id = inputs[0].row_id is not None
-                settle()
-                read = done
-                last = writer.submit(self._page, decoded, by_row_id=by_row_id)
-                del inputs, decoded
-            settle()
+                settle(1)
+                built = builder.submit(build_page, decoded, self._options)
+                waiting.append((writer.submit(self._page, built, by_row_id=by_row_id), read))
+                del inputs, decoded, built
+            settle(0)
         return self._tally.result(self._options.import_id, self._options.source, self._error)
 
-    def _page(self, decoded: Decoded, *, by_row_id: bool) -> None:
+    def _page(self, built: Future[Page], *, by_row_id: bool) -> None:
         """Store one page. After one that could not be written the others are only counted."""
-        page = build_page(decoded, self._options)
+        page = built.result()
+        if self._given_up:
+            return
         tally = self._tally
         for position, line, refusal in page.refusals:
             tally.refused[refusal] += 1
@@ -271,6 +279,7 @@ class _Run:
                     self._store(page, stage, by_row_id=by_row_id)
             except (LoopError, OSError) as error:
                 if not self._begun and isinstance(error, LeaseBusy):
+                    self._given_up = True
                     raise  # nothing was stored, so there is nothing to count: come back later
                 self._error = error
         self._begun = True
@@ -438,6 +447,17 @@ def _among(ids: pl.Series) -> pl.Expr:
     return pl.col("sample_id").is_between(pl.lit(ids.min()), pl.lit(ids.max())) & pl.col("sample_id").is_in(
         ids.implode()
     )
+
+
+@contextmanager
+def _quick_turns() -> Iterator[None]:
+    """Stages that need Python for a moment get it after a fifth of the usual wait: a tenth of the whole time."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @contextmanager

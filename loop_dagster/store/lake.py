@@ -42,6 +42,8 @@ TRIES = 10
 #: millisecond, whatever it holds.
 SMALL_BYTES = 32 * 2**20
 MOST_SMALL_FILES = 100
+#: Commits between two checkpoints: every commit after the last one costs each opening a fifth of a millisecond.
+CHECKPOINT_EVERY = "20"
 _COMMIT = re.compile(r"^(\d{20})\.json$")
 _CHECKPOINT = re.compile(r"^(\d{20})\.checkpoint.*\.parquet$")
 _T = TypeVar("_T")
@@ -154,10 +156,10 @@ class Lake:
             write_deltalake(handle, ready, mode="append", commit_properties=properties, writer_properties=_WRITER)
             if sync:
                 self._flush(table, int(handle.version()))
+            _gather(handle)
             return int(handle.version())
 
-        version = self._retried(table, "Appending", commit)
-        return version if version is None else self._gathered(table, version)
+        return self._retried(table, "Appending", commit)
 
     def replace_attempt(self, table: Table, attempt: str, frame: pl.DataFrame) -> int:
         """Make `frame` the only rows of `attempt` in a table that is written per attempt; returns the Delta version.
@@ -181,9 +183,10 @@ class Lake:
                 handle.delete(predicate)
             else:
                 write_deltalake(handle, ready, mode="overwrite", predicate=predicate, writer_properties=_WRITER)
+            _gather(handle)
             return int(handle.version())
 
-        return self._gathered(table, self._retried(table, "Replacing an attempt", commit))
+        return self._retried(table, "Replacing an attempt", commit)
 
     def delete(self, table: Table, predicate: str) -> int:
         """Delete the rows for which the SQL predicate holds; returns how many. Build values with `quoted`.
@@ -241,7 +244,10 @@ class Lake:
             for column in table.columns
         ]
         # Statistics only where declared: a minimum of a text column would keep deleted text in the log.
-        configuration = {"delta.dataSkippingStatsColumns": ",".join(table.statistics_columns)}
+        configuration = {
+            "delta.dataSkippingStatsColumns": ",".join(table.statistics_columns),
+            "delta.checkpointInterval": CHECKPOINT_EVERY,
+        }
         if self._local:
             Path(self.path(table)).mkdir(parents=True, exist_ok=True)
         DeltaTable.create(
@@ -256,22 +262,6 @@ class Lake:
         if handle is None:
             raise LakeUnreadable(table.name, self.relative(table), "it was created and is not there.")
         return handle
-
-    def _gathered(self, table: Table, version: int) -> int:
-        """Write small files together once there are many; returns the version that holds what `version` held.
-
-        No file is removed from storage, so a reader of an older version goes on. The rows are safe before this begins:
-        when it fails, it is simply tried again after a later commit.
-        """
-        with contextlib.suppress(DeltaError, CommitFailedError, OSError):
-            handle = self._open(table)
-            if handle is None or len(handle.file_uris()) <= MOST_SMALL_FILES:
-                return version
-            sizes = pl.DataFrame(handle.get_add_actions()).get_column("size_bytes")
-            if int((sizes < SMALL_BYTES).sum()) > MOST_SMALL_FILES:
-                handle.optimize.compact(writer_properties=_WRITER)
-                return int(handle.version())
-        return version
 
     def _checked(self, table: Table, frame: pl.DataFrame) -> pl.DataFrame:
         """The frame in declared order, or LakeSchemaMismatch that lists every fault."""
@@ -342,3 +332,17 @@ _WRITER = WriterProperties(compression="ZSTD", compression_level=1, max_row_grou
 def quoted(value: str) -> str:
     """A string as literal of a Delta predicate."""
     return "'" + value.replace("'", "''") + "'"
+
+
+def _gather(handle: DeltaTable) -> None:
+    """Write small files together once there are many.
+
+    No file is removed from storage, so a reader of an older version goes on. The rows are safe before this begins: when
+    it fails, it is simply tried again after a later commit.
+    """
+    with contextlib.suppress(DeltaError, OSError):
+        if len(handle.file_uris()) <= MOST_SMALL_FILES:
+            return
+        sizes = pl.DataFrame(handle.get_add_actions()).get_column("size_bytes")
+        if int((sizes < SMALL_BYTES).sum()) > MOST_SMALL_FILES:
+            handle.optimize.compact(writer_properties=_WRITER)

@@ -404,6 +404,22 @@ def test_a_busy_lease_is_an_error_before_the_first_page_and_a_count_after_it(lak
     assert result.error["code"] == "LEASE_BUSY"
 
 
+def test_an_import_that_never_got_the_lease_stores_no_later_page_either(lake: Lake) -> None:
+    taken = 0
+
+    @contextmanager
+    def busy_at_first() -> Iterator[None]:
+        nonlocal taken
+        taken += 1
+        if taken == 1:
+            raise LeaseBusy("lake/default", "somebody", 9.0)
+        yield
+
+    with pytest.raises(LeaseBusy):
+        rows(lake, [chat(str(number)) for number in range(9)], import_id="i", page_rows=2, hold=busy_at_first)
+    assert (taken, lake.row_count(SAMPLES)) == (1, 0)
+
+
 def test_two_writers_of_one_import_store_each_row_once(tmp_path: Path) -> None:
     lake, lock = Lake(str(tmp_path)), threading.Lock()
     given = [chat(str(number), label=True) for number in range(40)]
