@@ -275,3 +275,13 @@ leases = sa.Table(
     sa.Column("ttl_s", sa.Float, nullable=False),
     sa.PrimaryKeyConstraint("workspace", "name"),
 )
+
+#: One row a workspace: which registry this is (owner.py).
+installations = sa.Table(
+    "installations",
+    metadata,
+    _workspace(),
+    sa.Column("registry_id", sa.String(36), nullable=False),
+    sa.Column("created_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace"),
+)
