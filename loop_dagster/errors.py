@@ -53,6 +53,23 @@ class NotFound(LoopError):
         super().__init__(f"No {kind} called {name!r} in this workspace.{hint}", kind=kind, name=name)
 
 
+class NoReport(LoopError):
+    """An attempt that was not compared yet, or that ended before it was: there is no report to show."""
+
+    code = "NOT_FOUND"
+    exit_code = EXIT_NOT_FOUND
+
+    def __init__(self, attempt: str, state: str, reason: str | None, *, ended: bool) -> None:
+        if ended:
+            said = f"Attempt {attempt} has no report: it ended as {state} before it was compared. {reason or ''}"
+        else:
+            said = (
+                f"Attempt {attempt} has no report yet: it is {state}. The report is written when both models have "
+                "answered and the judge has rated; `loop run --until-idle` goes on until then."
+            )
+        super().__init__(said.strip(), kind="report", name=attempt, state=state)
+
+
 class Conflict(LoopError):
     """The request is fine and the present state forbids it."""
 
@@ -167,6 +184,23 @@ class LakeNotWritable(LoopError):
         )
 
 
+class LakeOfAnother(LoopError):
+    """The lake belongs to another registry; nothing of ours may be written to it."""
+
+    code = "LAKE_OF_ANOTHER"
+    exit_code = EXIT_REFUSED
+
+    def __init__(self, lake: str, owner: str, mine: str, mark: str) -> None:
+        super().__init__(
+            f"The lake {lake} is written by {owner}, and this is {mine}. Nothing was written: two registries on one "
+            "lake would take each other's samples for theirs. Give this installation a lake of its own "
+            "(LOOP_LAKE_URL, or another LOOP_WORKSPACE), or name that registry with LOOP_REGISTRY_URL. If the other "
+            f"one is gone for good, delete {mark} and run this again.",
+            owner=owner,
+            lake=lake,
+        )
+
+
 class LakeSchemaMismatch(LoopError):
     """A frame, or a stored table, does not have the columns that its declaration asks for."""
 
@@ -268,6 +302,34 @@ class RegistryUnavailable(LoopError):
         super().__init__(
             f"The registry at {where} does not answer: {found}. Check that the server runs or the folder can be "
             "written, and that LOOP_REGISTRY_URL names it; then try again, nothing half-written was kept.",
+            registry=where,
+        )
+
+
+class RegistryNotWritable(RegistryUnavailable):
+    """The registry's database answers and cannot write: a full disk, a folder that may only be read."""
+
+    code = "REGISTRY_NOT_WRITABLE"
+
+    def __init__(self, where: str, found: str) -> None:
+        LoopError.__init__(
+            self,
+            f"The registry at {where} cannot be written to: {found}. What was acknowledged before is kept, and nothing "
+            "of this. Free space on its disk (`df -h`), or give its folder the right to write, then run it again.",
+            registry=where,
+        )
+
+
+class RegistryDamaged(RegistryUnavailable):
+    """The registry's file is not a whole database any more."""
+
+    code = "REGISTRY_DAMAGED"
+
+    def __init__(self, where: str, found: str) -> None:
+        LoopError.__init__(
+            self,
+            f"The registry at {where} is damaged: {found}. Nothing was changed. End every process of the installation, "
+            "then put back a copy of the file, or save what can be read with `sqlite3 registry.db .recover`.",
             registry=where,
         )
 

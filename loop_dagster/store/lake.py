@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import PrimitiveType
 
 from loop_dagster.errors import LakeConflict, LakeNotWritable, LakeSchemaMismatch, LakeUnreadable
+from loop_dagster.store.owner import Owner, OwnerMark
 from loop_dagster.tables.base import Kind, Table
 
 #: Delta's name of each declared kind.
@@ -63,14 +64,24 @@ class Lake:
     """All tables of one workspace, at `<root>/<workspace>/<table name>`.
 
     `root` is a folder or an URL of an object store (`s3://`, `gs://`, `az://`); `storage_options` go to the store as
-    they are. Every call opens the table anew: a stale handle fails a commit that carries a transaction.
+    they are. Every call opens the table anew: a stale handle fails a commit that carries a transaction. With `owner`,
+    which says who writes here, a lake of another registry is read and never written (owner.py).
     """
 
-    def __init__(self, root: str, workspace: str = "default", *, storage_options: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: str,
+        workspace: str = "default",
+        *,
+        storage_options: dict[str, str] | None = None,
+        owner: Callable[[], Owner | None] | None = None,
+    ) -> None:
         self.root = root.rstrip("/") or "/"
         self.workspace = workspace
+        self.mark = OwnerMark(f"{self.root}/{workspace}", storage_options)
         self._options = storage_options
         self._local = "://" not in root
+        self._owner = owner
 
     def path(self, table: Table) -> str:
         """Where the table lies, absolute or as URL."""
@@ -284,6 +295,8 @@ class Lake:
         """Run `commit` from a fresh handle until it is not beaten by another writer; each try is safe to repeat."""
         for attempt in range(TRIES):
             try:
+                if self._owner is not None:
+                    self.mark.claim(self._owner)
                 return commit()
             except CommitFailedError:
                 time.sleep(random.uniform(0, 0.02 * 2 ** min(attempt, 5)))  # noqa: S311  # only spreads writers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from loop_dagster.settings import Settings
@@ -10,6 +11,7 @@ from loop_dagster.store.attempts import Attempts
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.lake import Lake
 from loop_dagster.store.leases import Leases
+from loop_dagster.store.owner import owner_of
 from loop_dagster.store.pipelines import Pipelines
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.samples import Samples
@@ -41,7 +43,12 @@ def open_store(settings: Settings | None = None) -> Store:
     settings.root.mkdir(parents=True, exist_ok=True)
     registry = Registry(settings.registry, settings.workspace)
     registry.migrate()
-    lake = Lake(settings.lake, settings.workspace)
+    return store_over(settings, registry)
+
+
+def store_over(settings: Settings, registry: Registry) -> Store:
+    """The same stores over a registry that is there already; nothing is made, migrated or looked at."""
+    lake = Lake(settings.lake, settings.workspace, owner=functools.partial(owner_of, registry, settings.root))
     inbox = Inbox(registry)
     return Store(
         settings=settings,

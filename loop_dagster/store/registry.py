@@ -11,6 +11,7 @@ writers meet on row locks, unique keys and advisory locks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import sqlite3
@@ -28,7 +29,14 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL
 
-from loop_dagster.errors import BadRequest, RegistryNotReady, RegistryTooNew, RegistryUnavailable
+from loop_dagster.errors import (
+    BadRequest,
+    RegistryDamaged,
+    RegistryNotReady,
+    RegistryNotWritable,
+    RegistryTooNew,
+    RegistryUnavailable,
+)
 from loop_dagster.store import migrations
 
 Backend = Literal["sqlite", "postgresql"]
@@ -42,6 +50,9 @@ PRAGMAS: Final[Mapping[str, tuple[str, int]]] = {
     "busy_timeout": (str(int(BUSY_S * 1000)), int(BUSY_S * 1000)),
 }
 _SECRETS: Final = ("password", "sslpassword", "passfile")
+#: What SQLite says of a file that is no database (any more), and what either says when nothing more can be written.
+_DAMAGED: Final = ("file is not a database", "disk image is malformed")
+_NOT_WRITABLE: Final = ("disk is full", "readonly database", "No space left on device")
 #: Engines inherited over a fork. Using or even closing their connections could break the parent's, so they stay open.
 _INHERITED: list[sa.Engine] = []
 
@@ -65,12 +76,14 @@ class Registry:
     """One workspace of the database at `url`: `sqlite:///<file>` or `postgresql://…` (psycopg2 is put in).
 
     May be pickled and may cross a fork; each process gets an engine of its own. Statements of one workspace never see
-    another's rows, since every statement of the stores names `workspace`.
+    another's rows, since every statement of the stores names `workspace`. With `read_only` nothing changes, not even
+    a file beside SQLite's that stays.
     """
 
-    def __init__(self, url: str, workspace: str = "default") -> None:
+    def __init__(self, url: str, workspace: str = "default", *, read_only: bool = False) -> None:
         self._url = _parse(url)
         self.workspace = workspace
+        self._read_only = read_only
         self._lock = threading.Lock()
         self._engine: sa.Engine | None = None
         self._pid = 0
@@ -112,7 +125,7 @@ class Registry:
                     _INHERITED.append(self._engine)
                     self._engine = None
                 if self._engine is None:
-                    self._engine, self._pid = _make_engine(self._url), os.getpid()
+                    self._engine, self._pid = _make_engine(self._url, read_only=self._read_only), os.getpid()
         return self._engine
 
     # transactions
@@ -145,20 +158,24 @@ class Registry:
                 chosen = connection.execution_options(**options)
                 with chosen.begin():
                     yield chosen
-        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError, sqlite3.Error) as error:
             known = self._explain(error)
             if known is None:
                 raise
             raise known from error
 
-    def _explain(self, error: sa.exc.SQLAlchemyError) -> RegistryUnavailable | RegistryNotReady | None:
+    def _explain(self, error: sa.exc.SQLAlchemyError | sqlite3.Error) -> RegistryUnavailable | RegistryNotReady | None:
         original = getattr(error, "orig", None) or error
         found = str(original).strip().partition("\n")[0]
         if "no such table" in found or getattr(original, "pgcode", None) == "42P01":
             return RegistryNotReady(self.where, "without its tables", migrations.HEAD)
+        if any(sign in found for sign in _DAMAGED):
+            return RegistryDamaged(self.where, found)
+        if any(sign in found for sign in _NOT_WRITABLE):
+            return RegistryNotWritable(self.where, found)
         if isinstance(error, sa.exc.TimeoutError):
             return RegistryUnavailable(self.where, "no connection became free within 30 s")
-        if isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError)):
+        if isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError, sqlite3.OperationalError)):
             return RegistryUnavailable(self.where, _without(found, self._url) or type(original).__name__)
         return None
 
@@ -291,7 +308,7 @@ class Registry:
             row: tuple[Any, ...] = connection.cursor().execute(statement).fetchone()
             return row
         except sqlite3.Error as error:
-            raise RegistryUnavailable(self.where, str(error)) from error
+            raise self._explain(error) or RegistryUnavailable(self.where, str(error)) from error
         finally:
             connection.close()
 
@@ -347,7 +364,7 @@ def _without(text: str, url: URL) -> str:
     return text.rstrip(".")
 
 
-def _make_engine(url: URL) -> sa.Engine:
+def _make_engine(url: URL, *, read_only: bool) -> sa.Engine:
     # hide_parameters: no error or log line may show a row of a failing statement.
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(
@@ -357,7 +374,7 @@ def _make_engine(url: URL) -> sa.Engine:
             max_overflow=20,
             json_serializer=_dump,
             json_deserializer=orjson.loads,
-            connect_args={"connect_timeout": 10, "application_name": "loop"},
+            connect_args={"connect_timeout": 4 if read_only else 10, "application_name": "loop"},
         )
     engine = sa.create_engine(
         url,
@@ -366,10 +383,30 @@ def _make_engine(url: URL) -> sa.Engine:
         json_serializer=_dump,
         json_deserializer=orjson.loads,
         connect_args={"timeout": BUSY_S},
+        **({"creator": functools.partial(_open_to_read, str(url.database))} if read_only else {}),
     )
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin)
     return engine
+
+
+def _open_to_read(path: str) -> sqlite3.Connection:
+    """A connection that leaves the files as they are.
+
+    One that finds a write-ahead log would move it into the database when it closes, unless it may only read; one that
+    may only read leaves the files behind that it makes where there is none. So each is used where the other would not
+    do. In a folder that cannot be written to nobody makes a log, and SQLite is told so.
+    """
+    if not Path(path).is_file():
+        raise sqlite3.OperationalError("unable to open database file")
+    how = "mode=ro"
+    if not Path(path + "-wal").exists():
+        how = "mode=rw" if os.access(Path(path).parent, os.W_OK) and os.access(path, os.W_OK) else "immutable=1"
+    connection = sqlite3.connect(
+        f"{Path(path).as_uri()}?{how}", uri=True, timeout=BUSY_S, check_same_thread=False, isolation_level=None
+    )
+    connection.execute("PRAGMA query_only = ON")
+    return connection
 
 
 def _dump(value: object) -> str:
