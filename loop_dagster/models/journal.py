@@ -6,7 +6,6 @@ file goes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +19,10 @@ Row = Mapping[str, Any]
 class Journal:
     """Rows appended to `path` one by one, after a first line that says what they belong to.
 
-    Opening it reads what is there: a last line that a kill cut short is dropped, and a file whose first line differs
-    from `header` belongs to other work and is started anew. A row is with the operating system when `append` returns,
-    so it survives the process but not a power cut.
+    Opening it reads what is there: a last line that a kill cut short is taken off, a line that is torn in any other way
+    is passed over (each row stands for itself), and a file whose first line differs from `header` belongs to other work
+    and is started anew. A row is with the operating system when `append` returns, so it survives the process but not a
+    power cut. Every row is appended whole, so that a process which does not know yet that it lost its step tears none.
     """
 
     def __init__(self, path: Path, header: Row) -> None:
@@ -31,11 +31,10 @@ class Journal:
         first = orjson.dumps(dict(header), option=orjson.OPT_SORT_KEYS)
         whole = self._read(first)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("r+b" if whole else "wb")
-        if whole:
-            self._file.truncate(whole)
-            self._file.seek(0, os.SEEK_END)
-        else:
+        with path.open("r+b" if whole else "wb") as file:
+            file.truncate(whole)
+        self._file = path.open("ab")
+        if not whole:
             self._write(first)
 
     def _read(self, first: bytes) -> int:
@@ -43,12 +42,12 @@ class Journal:
         if not self.path.exists():
             return 0
         kept = 0
-        for number, line in enumerate(self.path.read_bytes().splitlines(keepends=True)):
-            if not line.endswith(b"\n") or (number == 0 and line.rstrip(b"\n") != first):
+        for number, line in enumerate(self.path.read_bytes().split(b"\n")[:-1]):
+            if number == 0 and line != first:
                 break
-            if number:
-                self.rows.append(orjson.loads(line))
-            kept += len(line)
+            kept += len(line) + 1
+            if number and (row := _row(line)) is not None:
+                self.rows.append(row)
         return kept
 
     def _write(self, line: bytes) -> None:
@@ -70,3 +69,11 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

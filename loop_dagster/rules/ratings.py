@@ -3,29 +3,54 @@
 Belongs here: pure parsers of a judge's reply, which is text that nobody controls. Does not belong here: asking a judge,
 asking again, and what an unreadable reply does to a sample (`models/judge.py`).
 
-A reply is one JSON value, bare or as the whole of one fenced block. Nothing is searched for inside prose: a sentence
-with a number in it says less than it seems to, and the answer that is judged may have put it there.
+A verdict is one JSON object: bare, in a fence, after the judge's reasoning, or beside prose. Only the judge's own words
+count. A reply that is nothing but the object is its own. Where there are other words, the object may be a quotation of
+the answer that is judged, so it counts only where a verdict stands (first, last or fenced), where it is the only one,
+and where the texts that the judge was shown do not hold it. What could be read in two ways is not read at all: the
+judge is asked again, and a sample that fails is neither won nor lost.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
 
 #: A reply longer than this is not read: a verdict is short, and parsing must stay cheap whatever arrives.
 MOST_CHARACTERS: Final = 100_000
+#: Objects that one reply may hold; one with more is no verdict.
+MOST_OBJECTS: Final = 64
 HIGHEST: Final = 10.0
 
-#: A number, alone or "x/10" or "x out of 10"; ASCII digits only, no sign, no exponent. Longer numerals are no rating.
+#: A number as JSON spells it (or without its leading zero), or one with "/10" or "out of 10" behind it. ASCII digits
+#: only, no sign. Longer numerals are no rating.
 _RATING: Final = re.compile(
-    r"(\d{1,2}(?:\.\d{1,20})?|\.\d{1,20})(?:\s*/\s*10|\s+out\s+of\s+10)?", re.ASCII | re.IGNORECASE
+    r"(\d{1,2}(?:\.\d{1,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2}|\s*/\s*10|\s+out\s+of\s+10)?", re.ASCII | re.IGNORECASE
 )
+_EXPONENT: Final = re.compile(r"[eE][+-]?\d{1,2}\Z", re.ASCII)
 _LONGEST_RATING: Final = 64
-_FENCE: Final = "```"
+
+_THOUGHT: Final = r"(?:[a-z]{1,12}:)?(?:think|thinking|thought|thoughts|reason|reasoning|analysis|scratchpad)"
+#: How models mark reasoning that a server did not take out of the reply.
+_REASONING_BEGINS: Final = re.compile(
+    rf"<{_THOUGHT}>|\[THINK\]|◁think▷|<\|channel\|>\s*(?:analysis|commentary)", re.IGNORECASE
+)
+_REASONING_ENDS: Final = re.compile(
+    rf"</{_THOUGHT}>|\[/THINK\]|◁/think▷|<\|channel\|>\s*final\s*<\|message\|>", re.IGNORECASE
+)
+_FENCE: Final = re.compile(r"(?:```|~~~)[ \t]{0,4}[a-z0-9]{0,12}", re.IGNORECASE)
+#: Where an object may begin: braces of prose, of code and of formulas hold no key.
+_BEGINS: Final = re.compile(r"\{(?=\s*[\"}])")
+#: Marks around a verdict that are no words: emphasis, a fence, a tag such as <answer>.
+_MARKS: Final = re.compile(r"(?:[\s*_`~]|</?[a-z_|:]{1,24}>|(?<=```)json)+", re.IGNORECASE)
+#: What quoting changes: spacing, quotation marks, escapes and emphasis.
+_SPELLING: Final = re.compile(r"[\s\\\"'`*_]+")
 
 Preference = Literal["first", "second", "tie"]
+_WORDS: Final[Mapping[str, Preference]] = {"first": "first", "second": "second", "tie": "tie"}
+V = TypeVar("V")
 
 
 def read_rating(value: object) -> float | None:
@@ -35,60 +60,123 @@ def read_rating(value: object) -> float | None:
     """
     if isinstance(value, str):
         found = _RATING.fullmatch(value.strip()) if len(value) <= _LONGEST_RATING else None
-        value = float(found.group(1)) if found else None
+        value = float(found[0] if _EXPONENT.search(found[0]) else found[1]) if found else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 <= value <= HIGHEST else None
+    return float(value) + 0.0 if 0 <= value <= HIGHEST else None
 
 
-def read_ratings(reply: str, dimensions: Sequence[str]) -> dict[str, float] | None:
+def read_ratings(reply: str, dimensions: Sequence[str], *, shown: Sequence[str] = ()) -> dict[str, float] | None:
     """The rating of every dimension, in their order, from one JSON object; None when any is missing or unreadable.
 
-    Other keys beside them (a judge may give its reasons) are not looked at; a key named twice is ambiguous and makes
-    the reply unreadable.
+    `shown`: the texts that the judge was shown, which it may have quoted. Other keys beside the dimensions (a judge may
+    give its reasons) are not looked at, nor is the case of keys; one named twice makes the reply unreadable.
     """
-    found = _json_object(reply)
-    if found is None:
-        return None
-    ratings: dict[str, float] = {}
-    for name in dimensions:
-        rating = read_rating(found.get(name))
-        if rating is None:
-            return None
-        ratings[name] = rating
-    return ratings
+
+    def read(found: Mapping[str, object]) -> dict[str, float] | None:
+        read_ones = {name: read_rating(found.get(name)) for name in dimensions}
+        ratings = {name: rating for name, rating in read_ones.items() if rating is not None}
+        return ratings if len(ratings) == len(dimensions) else None
+
+    return _only_verdict(_Reply.of(reply, shown), dimensions, read, shown)
 
 
-def read_preference(reply: str, *, key: str = "better") -> Preference | None:
+def read_preference(reply: str, *, key: str = "better", shown: Sequence[str] = ()) -> Preference | None:
     """Which answer a judge prefers: `first`, `second` or `tie`, from a JSON object's `key` or the word alone.
 
-    Case and white space around the word do not count; None for anything else.
+    `shown` as in `read_ratings`. Case and what surrounds the word (white space, quotation marks, emphasis, a full stop)
+    do not count; None for anything else.
     """
-    found = _json_object(reply)
-    word = found.get(key) if found is not None else reply.strip().strip('"')
-    if not isinstance(word, str):
-        return None
-    words: dict[str, Preference] = {"first": "first", "second": "second", "tie": "tie"}
-    return words.get(word.strip().lower())
+    read_as = _Reply.of(reply, shown)
+    if read_as is not None and read_as.own and (word := _word(read_as.text)) is not None:
+        return word
+
+    def read(found: Mapping[str, object]) -> Preference | None:
+        value = found.get(key)
+        return _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
+
+    return _only_verdict(read_as, (key,), read, shown)
 
 
-def _json_object(reply: str) -> dict[str, object] | None:
-    if len(reply) > MOST_CHARACTERS:
+def _word(text: str) -> Preference | None:
+    return _WORDS.get(text.strip(" \t\r\n\"'`*_.").lower())
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What a judge said after its reasoning. `own`: all of it is surely the judge's, so no part is a quotation's end."""
+
+    text: str
+    own: bool
+
+    @classmethod
+    def of(cls, reply: str, shown: Sequence[str]) -> _Reply | None:
+        """None for a reply that is too long, or that ends in the middle of its reasoning."""
+        if len(reply) > MOST_CHARACTERS:
+            return None
+        text = reply.strip().removeprefix("\ufeff")
+        ends = [found.end() for found in _REASONING_ENDS.finditer(text)]
+        if ends:
+            # An answer may hold such a mark: what the judge quotes of it must not pass for what comes after reasoning.
+            return cls(text[ends[-1] :].strip(), own=not any(_REASONING_ENDS.search(one) for one in shown))
+        return None if _REASONING_BEGINS.match(text) else cls(text, own=True)
+
+
+def _only_verdict(
+    reply: _Reply | None,
+    keys: Sequence[str],
+    read: Callable[[Mapping[str, object]], V | None],
+    shown: Sequence[str],
+) -> V | None:
+    """What the one object of the reply that holds any of `keys` says; None when there is none, or more than one."""
+    if reply is None:
         return None
     try:
-        value = json.loads(_unfenced(reply.strip()), object_pairs_hook=_unique, parse_constant=_no_constant)
+        found = [one for one in _objects(reply.text) if any(key in one.keys for key in keys)]
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if len(found) != 1 or not found[0].alone or not reply.own:
+        told = _SPELLING.sub("", " ".join(shown)).casefold()
+        found = [one for one in found if _SPELLING.sub("", one.source).casefold() not in told]
+    verdicts = [read(one.keys) for one in found]
+    stands = any(one.stands for one in found)
+    return verdicts[0] if stands and all(verdict == verdicts[0] for verdict in verdicts) else None
 
 
-def _unfenced(text: str) -> str:
-    """What stands in the one fenced block that `text` is, else `text` itself."""
-    opening, newline, rest = text.partition("\n")
-    language = opening.removeprefix(_FENCE).strip().lower()
-    if newline and opening.startswith(_FENCE) and language in ("", "json") and rest.endswith(_FENCE):
-        return rest.removesuffix(_FENCE)
-    return text
+# --- objects in a text -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """A JSON object of a reply, its keys folded. `alone`: nothing else is said; `stands`: where a verdict stands."""
+
+    keys: Mapping[str, object]
+    source: str
+    alone: bool
+    stands: bool
+
+
+def _objects(text: str) -> Iterator[_Object]:
+    """Each outermost JSON object, in order. Raises ValueError for one that is broken: what it meant cannot be told."""
+    at = 0
+    for _ in range(MOST_OBJECTS):
+        begins = _BEGINS.search(text, at)
+        if begins is None:
+            return
+        begin = begins.start()
+        value, at = _DECODER.raw_decode(text, begin)
+        before, after = text[:begin].rstrip(), text[at:].lstrip()
+        first, last = not _MARKS.sub("", before), not _MARKS.sub("", after)
+        fenced = _FENCE.fullmatch(before.rpartition("\n")[2].strip()) and after.startswith(("```", "~~~"))
+        yield _Object(_folded(value), text[begin:at], first and last, bool(first or last or fenced))
+    raise ValueError("more objects than a verdict has")
+
+
+def _folded(value: Mapping[str, object]) -> dict[str, object]:
+    folded = {key.strip().casefold(): item for key, item in value.items()}
+    if len(folded) != len(value):
+        raise ValueError("a key stands twice")
+    return folded
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -100,3 +188,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
