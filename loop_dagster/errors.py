@@ -163,7 +163,7 @@ class LakeUnreadable(LoopError):
     def __init__(self, table: str, path: str, why: str) -> None:
         super().__init__(
             f"The lake's table {table!r} at {path!r} (relative to the lake) cannot be read: {why} Nothing was written. "
-            "Restore that folder from a backup, or remove the newest commit under its _delta_log if it is torn.",
+            "`loop doctor` names the damaged file and the command that mends it.",
             table=table,
             path=path,
         )

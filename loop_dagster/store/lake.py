@@ -102,6 +102,8 @@ class Lake:
         handle = self._open(table, version=version)
         if handle is None:
             return table.empty().lazy()
+        if self._local:
+            self._refuse_incomplete(table, handle)
         options = {"storage_options": self._options} if self._options else {}
         frame = pl.scan_delta(handle, **options)  # type: ignore[arg-type]
         found = frame.collect_schema()
@@ -316,11 +318,28 @@ class Lake:
             names = [path.name for path in log.iterdir()]
         except FileNotFoundError:
             return
+        except NotADirectoryError:
+            if not Path(self.path(table)).is_file():
+                raise
+            raise LakeUnreadable(table.name, self.relative(table), "there is a file in place of its folder.") from None
         checkpoint = max((int(match[1]) for name in names if (match := _CHECKPOINT.match(name))), default=-1)
         for name in names:
             match = _COMMIT.match(name)
             if match and int(match[1]) > checkpoint and (log / name).stat().st_size == 0:
                 raise LakeUnreadable(table.name, self.relative(table), f"its commit {name} is empty.")
+
+    def _refuse_incomplete(self, table: Table, handle: DeltaTable) -> None:
+        """A data file that is gone or cut off would end a reader in the middle of its work, without a name."""
+        added = handle.get_add_actions()
+        folder = Path(self.path(table))
+        for name, size in zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True):
+            try:
+                found = (folder / name).stat().st_size
+            except FileNotFoundError:
+                raise LakeUnreadable(table.name, self.relative(table), f"its data file {name} is missing.") from None
+            if found != size:
+                why = f"its data file {name} has {found:,} bytes, needed {size:,}."
+                raise LakeUnreadable(table.name, self.relative(table), why)
 
     def _flush(self, table: Table, version: int) -> None:
         """Write the files of one commit through to the disk of a local lake."""
