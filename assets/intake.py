@@ -7,7 +7,7 @@ import polars as pl
 
 from assets.metadata import definition_metadata, last_shown, written
 from assets.soundness import validate
-from assets.steps import utc_now
+from assets.steps import sign_of_life, utc_now
 from loop_dagster.store.intake import LAKE_TABLES, drain, take_files
 from loop_dagster.store.lake import Lake
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES, Table
@@ -43,8 +43,9 @@ def intake(
     """Import what lies in the intake folder, drain the inbox, validate what changed since the last time."""
     stores = store.open()
     holder = f"run {context.run.run_id}"
-    files = take_files(stores, holder=holder, now=utc_now())
-    drained = drain(stores, holder=holder)
+    with sign_of_life(stores, context.run.run_id):
+        files = take_files(stores, holder=holder, now=utc_now())
+        drained = drain(stores, holder=holder)
     for table in LAKE_TABLES:
         version, rows = stores.lake.version(table), stores.lake.row_count(table)
         since = last_shown(context.instance, table.name, "newest_id") or None

@@ -12,7 +12,7 @@ import dagster as dg
 
 from assets.children import run_child
 from assets.intake import GROUP
-from assets.steps import utc_now
+from assets.steps import sign_of_life, utc_now
 from loop_dagster.models.child import LeaseRef
 from loop_dagster.models.lengths import LengthsJob, LengthsResult
 from loop_dagster.opening import base_of, length_of
@@ -34,11 +34,12 @@ def token_counts(
     """Count what any pipeline that is switched on selects, may be too long, and nobody has counted."""
     stores = store.open()
     folder = stores.settings.work / f"run-{context.run.run_id}"
-    counted = {
-        pipeline.tag: count_long_rows(context, children, stores, pipeline, folder=folder / pipeline.tag)
-        for pipeline in stores.pipelines.list()
-        if pipeline.enabled
-    }
+    with sign_of_life(stores, context.run.run_id):
+        counted = {
+            pipeline.tag: count_long_rows(context, children, stores, pipeline, folder=folder / pipeline.tag)
+            for pipeline in stores.pipelines.list()
+            if pipeline.enabled
+        }
     shutil.rmtree(folder, ignore_errors=True)
     sweep_work(stores)
     return dg.MaterializeResult(

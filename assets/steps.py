@@ -164,6 +164,17 @@ def frozen_judge(step: StepRun) -> Settings:
     return step.store.settings.model_copy(update={"judge": frozen["judge"], "judge_model": frozen["judge_model"]})
 
 
+@contextlib.contextmanager
+def sign_of_life(store: Store, dagster_run_id: str) -> Iterator[None]:
+    """Held by every step of a run that belongs to no attempt, so that a sensor can tell when its process is gone."""
+    with store.leases.hold(run_lease_name(dagster_run_id), holder=f"run {dagster_run_id}", wait_s=TTL_S):
+        yield
+
+
+def run_lease_name(dagster_run_id: str) -> str:
+    return f"run/{dagster_run_id}"
+
+
 def utc_now() -> datetime:
     return datetime.now(UTC)
 

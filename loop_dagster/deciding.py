@@ -1,4 +1,4 @@
-"""What a person decides about an attempt that waits for one: approve it or reject it.
+"""What a person decides about an attempt: approve it, reject it, have it tested again.
 
 Belongs here: the decision as it is recorded, for the command line and later the API. Does not belong here: whether it
 may be approved (rules/promotion.py), and making it live: the promotion job does that, from evidence derived anew.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from loop_dagster.errors import Conflict
+from loop_dagster.errors import Conflict, Refused
 from loop_dagster.rules.decision import ComparedVerdict
 from loop_dagster.rules.promotion import check_approval
+from loop_dagster.rules.states import TESTABLE, step_of
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
 
@@ -49,6 +50,31 @@ def reject(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
         decision="rejected",
         decided_at=now,
     )
+
+
+def test_again(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
+    """Compare an attempt that trained and was never tested once more, with what is live now, on the same questions.
+
+    It goes back to checkpoint_ready (rules.md, Going live); while that test is under way a second call answers the
+    same. Raises Refused with CANNOT_TEST_AGAIN, RULE_PAUSED or RUN_ACTIVE.
+    """
+    if step_of(attempt.state) in ("comparison", "promotion"):
+        return attempt
+    why = None
+    if (attempt.report or {}).get("rows_scored"):
+        why = "it was tested: its report says what came of it"
+    elif attempt.state not in TESTABLE:
+        why = f"it is {attempt.state}, and only one in {', '.join(TESTABLE)} can be"
+    elif attempt.adapter_digest is None:
+        why = "it kept no adapter"
+    elif not store.artifacts.has(attempt.adapter_digest):
+        why = "its adapter was deleted, a day after the attempt ended"
+    if why is not None:
+        raise Refused("CANNOT_TEST_AGAIN", f"Attempt {attempt.key} cannot be tested again: {why}.")
+    pipeline = store.pipelines.get(attempt.pipeline_id)
+    if not pipeline.enabled:
+        raise Refused("RULE_PAUSED", f"Pipeline {pipeline.tag} is paused. Switch it back on first.")
+    return store.attempts.test_again(attempt.run_id, "A person asked for its test to be repeated.", now=now)
 
 
 def _check_waits(attempt: Attempt) -> None:

@@ -13,14 +13,17 @@ import dagster as dg
 from assets.adapter import adapter
 from assets.comparison import answers, judgements, report
 from assets.intake import intake
+from assets.decisions import DECISION_JOBS
 from assets.lengths import token_counts
 from assets.training_set import holdout, selection, training_set
+from assets.upkeep import upkeep_job
 from assets.version import version
 from loop_dagster.jobs import STEP_JOBS, intake_job
 from resources import StoreResource
 from sensors.attempts import attempts as attempts_sensor
 from sensors.intake import intake as intake_sensor
 from sensors.progress import progress as progress_sensor
+from sensors.upkeep import upkeep as upkeep_sensor
 
 ASSETS = (intake, token_counts, selection, holdout, training_set, adapter, answers, judgements, report, version)
 
@@ -29,8 +32,8 @@ def build_defs(resources: Mapping[str, Any] | None = None) -> dg.Definitions:
     """All definitions of the code location; `resources` replace the default ones by name."""
     return dg.Definitions(
         assets=list(ASSETS),
-        jobs=[intake_job, *STEP_JOBS.values()],
-        sensors=[intake_sensor, attempts_sensor, progress_sensor],
+        jobs=[intake_job, *STEP_JOBS.values(), *DECISION_JOBS, upkeep_job],
+        sensors=[intake_sensor, attempts_sensor, progress_sensor, upkeep_sensor],
         resources={
             "store": StoreResource(),
             "children": dg.PipesSubprocessClient(),

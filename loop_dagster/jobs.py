@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dagster import AssetSelection, define_asset_job, in_process_executor
 
-from loop_dagster.partitions import ATTEMPTS
-
 #: One machine, this one: runs that fill it carry this tag, and the run queue lets one through (dagster.yaml).
 MACHINE_TAG = {"loop/machine": "local"}
 
@@ -23,7 +21,6 @@ intake_job = define_asset_job(
 training_job = define_asset_job(
     "training",
     AssetSelection.assets("selection", "holdout", "training_set", "adapter"),
-    partitions_def=ATTEMPTS,
     description="Freeze what the attempt takes, hold back, build the training set, train the adapter.",
     tags=MACHINE_TAG,
     executor_def=in_process_executor,
@@ -31,7 +28,6 @@ training_job = define_asset_job(
 comparison_job = define_asset_job(
     "comparison",
     AssetSelection.assets("answers", "judgements", "report"),
-    partitions_def=ATTEMPTS,
     description="Let both models answer the held-back samples, judge the answers, report the bars.",
     tags=MACHINE_TAG,
     executor_def=in_process_executor,
@@ -39,7 +35,6 @@ comparison_job = define_asset_job(
 promotion_job = define_asset_job(
     "promotion",
     AssetSelection.assets("version"),
-    partitions_def=ATTEMPTS,
     description="Decide from stored evidence and make a better one live.",
     executor_def=in_process_executor,
 )

@@ -10,6 +10,7 @@ from loop_dagster.jobs import intake_job
 from loop_dagster.store.intake import LAKE_TABLES, drain_is_due, waiting_files
 from loop_dagster.store.open import Store
 from resources import StoreResource
+from sensors.lost_runs import under_way
 
 RETRY_AFTER_S = 60.0
 
@@ -32,18 +33,18 @@ def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Sens
     if not (files or due or changed):
         return dg.SkipReason("Nothing waits in the inbox or the intake folder, and the assets show the newest rows.")
     key = json.dumps([versions, [file.name for file in files], _inbox_state(stores) if due else None])
+    if under_way(context, stores, intake_job.name):
+        return dg.SkipReason("An intake run is under way.")
     if hold := _held_by(context, same=key == context.cursor):
         return dg.SkipReason(hold)
     return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=key)
 
 
 def _held_by(context: dg.SensorEvaluationContext, *, same: bool) -> str | None:
-    """Why no run starts now: one at a time, and the same work is not tried again within a minute of a failure."""
+    """Why no run starts now: the same work is not tried again within a minute of a failure."""
     records = context.instance.get_run_records(dg.RunsFilter(job_name="intake"), limit=1)
     if not records:
         return None
-    if not records[0].dagster_run.is_finished:
-        return "An intake run is under way."
     ended = records[0].end_time or 0.0
     failed = records[0].dagster_run.status == dg.DagsterRunStatus.FAILURE
     if failed and same and datetime.now(UTC).timestamp() - ended < RETRY_AFTER_S:

@@ -7,11 +7,12 @@ import dagster as dg
 from assets.steps import ATTEMPT_TAG, STEP_TAG, TRY_TAG
 from loop_dagster.jobs import STEP_JOBS
 from loop_dagster.partitions import ATTEMPTS
-from loop_dagster.rules.progress import Evidence, RunStatus, next_action
-from loop_dagster.rules.states import step_of
+from loop_dagster.rules.progress import Evidence, RunStatus, next_action, tries_of
+from loop_dagster.rules.states import Step, step_of
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
 from resources import StoreResource
+from sensors.lost_runs import end_lost
 from sensors.requests import request
 
 _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
@@ -33,8 +34,11 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
         step = step_of(attempt.state)
         if step is None:
             continue
-        action = next_action(_evidence(context, stores, attempt), now)
+        run = _run_of(context, attempt, step)
+        action = next_action(_evidence(stores, attempt, step, run), now)
         notes.append(f"{attempt.key} {attempt.state}: {action}.")
+        if run is not None and action in ("try_again", "give_up"):
+            end_lost(context.instance, run.dagster_run)  # it would keep its place in the queue for ever
         if action == "request":
             requests.append(request(attempt, step, attempt.try_no))
         elif action == "try_again":
@@ -44,7 +48,7 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
             stores.attempts.fail(
                 attempt.run_id,
                 code="STEP_LOST",
-                sentence=f"The {step} was started {attempt.try_no} times and its process was gone each time. "
+                sentence=f"The {step} was started {tries_of(attempt.try_no)} times and its process was gone each time. "
                 "The runs of the attempt in Dagster's UI show why.",
                 now=now,
             )
@@ -57,18 +61,22 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     )
 
 
-def _evidence(context: dg.SensorEvaluationContext, store: Store, attempt: Attempt) -> Evidence:
-    step = str(step_of(attempt.state))
+def _run_of(context: dg.SensorEvaluationContext, attempt: Attempt, step: Step) -> dg.RunRecord | None:
+    """What Dagster knows of the present try."""
     tags = {ATTEMPT_TAG: attempt.key, STEP_TAG: step, TRY_TAG: str(attempt.try_no)}
     records = context.instance.get_run_records(dg.RunsFilter(tags=tags), limit=1)
+    return records[0] if records else None
+
+
+def _evidence(store: Store, attempt: Attempt, step: Step, run: dg.RunRecord | None) -> Evidence:
     lease = store.leases.find(f"attempt/{attempt.run_id}")
     claim = store.attempts.claim(attempt.run_id, step, attempt.try_no)
     return Evidence(
         state=attempt.state,
         since=attempt.since,
         try_no=attempt.try_no,
-        run=_status(records[0].dagster_run) if records else "none",
-        run_since=records[0].create_timestamp if records else None,
+        run=_status(run.dagster_run) if run else "none",
+        run_since=run.create_timestamp if run else None,
         claimed_at=claim.claimed_at if claim else None,
         ended=claim is not None and claim.ended_at is not None,
         last_beat=lease.heartbeat_at if lease else None,

@@ -17,6 +17,9 @@ from loop_dagster.rules.states import Step, TrainingRunState, step_of
 
 #: A step is tried this often before the attempt fails.
 MOST_TRIES = 3
+#: An attempt can need the same step once more (compared again, tested again). Tries of a step are numbered on for ever,
+#: since a try is claimed once; those of its second time begin at 101, of its third at 201.
+ROUND = 100
 #: A claimed step whose lease has shown no sign of life for this long has lost its process.
 LOST_AFTER = timedelta(seconds=60)
 #: The sensor that opens an attempt asks for its first run itself; only after this long somebody else does.
@@ -77,4 +80,14 @@ def _unclaimed(evidence: Evidence, now: datetime) -> Action:
 
 
 def _again(evidence: Evidence) -> Action:
-    return "give_up" if evidence.try_no >= MOST_TRIES else "try_again"
+    return "give_up" if tries_of(evidence.try_no) >= MOST_TRIES else "try_again"
+
+
+def first_try(newest: int | None) -> int:
+    """Number of the first try of a step that begins anew; `newest` is the last that was ever claimed of it."""
+    return 1 if newest is None else -(-newest // ROUND) * ROUND + 1
+
+
+def tries_of(try_no: int) -> int:
+    """How many tries of its step an attempt has made this time, that one included."""
+    return (try_no - 1) % ROUND + 1

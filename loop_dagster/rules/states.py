@@ -59,6 +59,10 @@ TERMINAL: Final[tuple[TrainingRunState, ...]] = (
     "rolled_back",
 )
 
+#: Where an attempt that trained and was never tested can be tested again from, while its adapter is kept. This is the
+#: one way back from an end, and only a person opens it: no late step of the attempt finds it.
+TESTABLE: Final[tuple[TrainingRunState, ...]] = ("awaiting_review", "failed", "expired", "budget_stopped")
+
 #: How an attempt goes when nothing waits and nothing fails.
 FLOW: Final[tuple[TrainingRunState, ...]] = (
     "built",

@@ -104,11 +104,13 @@ class Artifacts:
         """Whether the artifact is there, with the right files and sizes."""
         return self._folder(digest).is_dir() and self._is_whole(digest)
 
-    def list(self) -> tuple[str, ...]:
-        """Digests of everything that is kept, torn ones too."""
+    def list(self, *, untouched_s: float = 0.0) -> tuple[str, ...]:
+        """Digests of everything that is kept and was not touched for `untouched_s` seconds, torn ones too."""
         if not self.root.is_dir():
             return ()
-        return tuple(sorted(path.name for path in self.root.iterdir() if _DIGEST.fullmatch(path.name)))
+        folders = [path for path in self.root.iterdir() if _DIGEST.fullmatch(path.name)]
+        before = time.time() - untouched_s
+        return tuple(sorted(path.name for path in folders if not untouched_s or path.stat().st_mtime <= before))
 
     def size(self, digest: str) -> int:
         """Bytes of an artifact's files. Raises as `open`."""
@@ -134,8 +136,8 @@ class Artifacts:
         gone = []
         with self._locked():
             before = time.time() - grace_s
-            for digest in self.list():
-                if digest not in keep and (self.root / digest).stat().st_mtime <= before:
+            for digest in self.list(untouched_s=grace_s):
+                if digest not in keep:
                     self._discard(self.root / digest)
                     gone.append(digest)
             work = self.root / ".work"

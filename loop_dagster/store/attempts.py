@@ -14,9 +14,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from uuid_utils import uuid7
 
-from loop_dagster.errors import BadRequest, Conflict, MoveNotAllowed, NotFound
+from loop_dagster.errors import BadRequest, Conflict, MoveNotAllowed, NotFound, Refused
+from loop_dagster.rules.progress import first_try
 from loop_dagster.rules.states import (
     TERMINAL,
+    TESTABLE,
     TRIGGERS,
     Step,
     TrainingRunState,
@@ -114,8 +116,8 @@ class Attempts:
         """Move an attempt, with its timeline and any of FIELDS, in one transaction; returns it as it is then.
 
         Raises MoveNotAllowed when the table of rules/states.py says so or it is in none of `expect`; NotFound. When the
-        new state needs another step, its tries count from 1 again. When it ends, the pipeline's count of attempts in a
-        row without an adapter is kept up.
+        new state needs another step, its tries begin anew (rules/progress.py). When it ends, the pipeline's count of
+        attempts in a row without an adapter is kept up.
         """
         with self.registry.write() as connection:
             return self.move_in(
@@ -141,8 +143,9 @@ class Attempts:
             raise MoveNotAllowed(old.state, new_state, ())
         check_move(old.state, new_state)
         values: dict[str, Any] = {**(fields or {}), "state": new_state, "since": now, "reason": sentence}
-        if step_of(new_state) != step_of(old.state):
-            values["try_no"] = 1
+        step = step_of(new_state)
+        if step != step_of(old.state):
+            values["try_no"] = self._first_try(connection, run_id, step)
         if is_terminal(new_state) and old.finished_at is None:
             values["finished_at"] = now
             kept = values.get("adapter_digest", old.adapter_digest) is not None
@@ -152,6 +155,28 @@ class Attempts:
         code = values.get("error_code")
         self._say(connection, run_id, new_state, sentence, now=now, actor=actor, error_code=code)
         return self._get(connection, run_id)
+
+    def test_again(self, run_id: str, sentence: str, *, now: datetime, actor: str = LOOP) -> Attempt:
+        """Take an attempt back to `checkpoint_ready`, also from an end (states.TESTABLE), with nothing decided yet.
+
+        Raises Refused with RUN_ACTIVE while another attempt of the pipeline is in progress, Conflict when its state
+        changed meanwhile; NotFound.
+        """
+        with self.registry.write() as connection:
+            old = self.get_in(connection, run_id, ends=True)
+            if old.state not in TESTABLE:
+                raise Conflict(f"Attempt {old.key} is {old.state} by now; it cannot be tested again.", run_id=run_id)
+            newest = self._newest(connection, old.pipeline_id)
+            if old.ended and newest is not None and newest[0] != old.attempt_no and not is_terminal(newest[1]):
+                raise Refused("RUN_ACTIVE", f"Attempt {newest[0]} is {newest[1]}; a pipeline runs one at a time.")
+            undecided: dict[str, Any] = dict.fromkeys(
+                ("verdict", "report", "decision", "decided_at", "review_until", "error_code", "finished_at")
+            )
+            values = {**undecided, "state": "checkpoint_ready", "since": now, "reason": sentence}
+            values["try_no"] = self._first_try(connection, run_id, "comparison")
+            connection.execute(sa.update(attempts).where(self._is(run_id)).values(**values))
+            self._say(connection, run_id, "checkpoint_ready", sentence, now=now, actor=actor)
+            return self._get(connection, run_id)
 
     def note(self, run_id: str, **fields: Any) -> Attempt:
         """Set any of FIELDS without a move. Raises Conflict once it has ended (but for gpu_seconds); NotFound."""
@@ -372,6 +397,17 @@ class Attempts:
         if row is None:
             raise NotFound("pipeline", pipeline_id)
         return row
+
+    def _first_try(self, connection: sa.Connection, run_id: str, step: Step | None) -> int:
+        if step is None:
+            return 1
+        mine = sa.and_(
+            attempt_steps.c.workspace == self.registry.workspace,
+            attempt_steps.c.run_id == run_id,
+            attempt_steps.c.step == step,
+        )
+        newest: int | None = connection.execute(sa.select(sa.func.max(attempt_steps.c.try_no)).where(mine)).scalar()
+        return first_try(newest)
 
     def _newest(self, connection: sa.Connection, pipeline_id: str) -> tuple[int, TrainingRunState] | None:
         query = (

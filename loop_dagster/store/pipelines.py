@@ -98,6 +98,11 @@ class Pipelines:
         with self.registry.read() as connection:
             return tuple(_pipeline(row) for row in self._rows(connection) if row["deleted_at"] is None)
 
+    def deleted(self) -> tuple[Pipeline, ...]:
+        """Every pipeline that was deleted, oldest first."""
+        with self.registry.read() as connection:
+            return tuple(_pipeline(row) for row in self._rows(connection) if row["deleted_at"] is not None)
+
     def revision(self, pipeline_id: str, revision: int) -> PipelineSettings:
         """Settings as they were at a revision. Raises NotFound."""
         with self.registry.read() as connection:

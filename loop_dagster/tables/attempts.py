@@ -7,6 +7,19 @@ from __future__ import annotations
 
 from loop_dagster.tables.base import ATTEMPT_COLUMNS, Column, Table
 
+_DELETED = "deleted-"
+
+
+def deleted_id(ordinal: int) -> str:
+    """What stands in the copies of a finished report for the id of a sample that was deleted; it names nobody."""
+    return f"{_DELETED}{ordinal}"
+
+
+def shown_id(sample_id: str) -> str | None:
+    """The id of a copy's sample as people and the API see it: null once the sample was deleted (rules.md, Samples)."""
+    return None if sample_id.startswith(_DELETED) else sample_id
+
+
 SELECTIONS = Table(
     "selections",
     "what one attempt took of every sample that its pipeline selects, frozen when the attempt starts",
@@ -46,7 +59,7 @@ QUESTIONS = Table(
     "the held-back samples that one attempt is judged on, copied: at most 1,500",
     (
         *ATTEMPT_COLUMNS,
-        Column("sample_id", "id", "sample"),
+        Column("sample_id", "id", "sample; `deleted-<ordinal>` once it was deleted"),
         Column("ordinal", "int", "place, by (attempt that held it back, hash)"),
         Column("messages", "text", "the prompt, JSON array"),
         Column("tools", "text", "JSON array of tools", nullable=True),
@@ -106,7 +119,7 @@ ANSWERS = Table(
     "what both models answered to each held-back sample",
     (
         *ATTEMPT_COLUMNS,
-        Column("sample_id", "id", "sample"),
+        Column("sample_id", "id", "sample, as in questions"),
         Column("side", "word", "who answered", words=("candidate", "incumbent")),
         Column("answer", "text", "JSON of the assistant message; null when it gave none", nullable=True),
         Column("finish", "word", "how it ended", words=("stop", "length", "too_long", "empty", "error")),
@@ -122,7 +135,7 @@ JUDGEMENTS = Table(
     "how the judge rated and preferred the answers to each held-back sample",
     (
         *ATTEMPT_COLUMNS,
-        Column("sample_id", "id", "sample"),
+        Column("sample_id", "id", "sample, as in questions"),
         Column("status", "word", "whether it could be scored", words=("scored", "failed")),
         Column("error_code", "word", "why it failed", nullable=True),
         Column("candidate_score", "float", "0 to 1, null when failed", nullable=True),
