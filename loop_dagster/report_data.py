@@ -1,0 +1,472 @@
+"""What a report is made of: one attempt's comparison, read from the stores into frozen records.
+
+Belongs here: finding the attempt that a person names, reading its frozen rows, deriving what each held-back sample came
+to. Does not belong here: any rule (the verdict and its bars are read as they were stored), how it looks
+(`report_page.py`, `report_charts.py`) and the names of the wire (`report_wire.py`). No text of a training row is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+import polars as pl
+
+from loop_dagster.errors import BadRequest, NoReport, NotFound
+from loop_dagster.models.judge import DIMENSIONS
+from loop_dagster.report_words import (
+    JudgeKind,
+    Outcome,
+    ReferenceKind,
+    failure_sentence,
+    judge_kind,
+    judge_sentence,
+    warning_sentence,
+)
+from loop_dagster.rules.decision import PASS_SCORE, Bar, ComparedVerdict, Decision, winner
+from loop_dagster.rules.numbers import mean, rounded
+from loop_dagster.rules.selection import LEFT_OUT, TAKEN
+from loop_dagster.store.asking import answer_limit
+from loop_dagster.store.open import Store
+from loop_dagster.store.pipelines import Pipeline
+from loop_dagster.store.records import Attempt, Event
+from loop_dagster.tables import ADAPTERS, ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, SELECTIONS
+from loop_dagster.tables.attempts import shown_id
+from loop_dagster.tables.base import Table
+from loop_dagster.wire import attempt_row
+
+Message = Mapping[str, Any]
+
+#: Attempts are numbered 1, 2, 3 …; a longer number names none, and no database has to be asked for it.
+MOST_DIGITS: Final = 9
+#: How a deciding verdict reads as the kind of a right answer; what the judge picked has none.
+_REFERENCE_KINDS: Final[Mapping[str, ReferenceKind]] = {"accepted": "good", "edited": "correction", "gold": "gold"}
+_OUTCOME_OF: Final[Mapping[str, Outcome]] = {"candidate": "won", "incumbent": "lost", "tie": "tie"}
+#: An attempt in one of these is compared, for the first time or again.
+_COMPARING: Final = ("checkpoint_ready", "candidate_booking", "candidate_running", "evaluating", "waiting_gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One model's answer to one held-back sample.
+
+    `answer` is the assistant message, None when it gave none or was not asked; `finish` how it ended. `score` is 0 to
+    1, `ratings` 0 to 10 by dimension; `passed` is None without a score.
+    """
+
+    answer: Message | None
+    finish: str | None
+    score: float | None
+    ratings: Mapping[str, float] | None
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.score is None else rounded(self.score) >= PASS_SCORE
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One held-back sample of the comparison, in the order in which it was asked; `number` counts from 1.
+
+    `sample_id` is None once the sample was deleted: a report keeps its copy. `outcome` is the candidate's.
+    `unanswered`: a missing answer of the candidate decided it. `candidate_first` and `incumbent_first` say who was
+    preferred in each order of reading. `reason` is the sentence of a failure, with its `error_code`.
+    """
+
+    number: int
+    sample_id: str | None
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None
+    right_answer: Message | None
+    reference: ReferenceKind | None
+    candidate: Side
+    incumbent: Side
+    outcome: Outcome
+    unanswered: bool
+    candidate_first: str | None
+    incumbent_first: str | None
+    error_code: str | None
+
+    @property
+    def agreed(self) -> bool | None:
+        """Whether both orders name the same side; None where the judge was not asked twice."""
+        if self.candidate_first is None or self.incumbent_first is None:
+            return None
+        return self.candidate_first == self.incumbent_first
+
+    @property
+    def reason(self) -> str | None:
+        return failure_sentence(self.error_code) if self.outcome == "failed" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """Mean rating of one dimension over the samples on which both answers were rated, 0 to 10."""
+
+    name: str
+    candidate: float
+    incumbent: float
+
+    @property
+    def change(self) -> float:
+        return self.candidate - self.incumbent
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One optimiser step of the training: losses in nats per answer token, None where it was not measured."""
+
+    step: int
+    train_loss: float | None
+    check_loss: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the adapter was trained. `recipe` as the trainer resolved it; `seconds` of the training loop."""
+
+    points: tuple[Point, ...]
+    kept_step: int
+    trained_steps: int
+    planned_steps: int
+    tokens: int
+    seconds: float
+    dtype: str
+    recipe: Mapping[str, Any]
+
+    @property
+    def kept_check_loss(self) -> float | None:
+        """Check loss of the step whose weights were kept."""
+        return next((point.check_loss for point in self.points if point.step == self.kept_step), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What the attempt took, in counts. `taken` and `left_out` pair a sentence of the selection with its samples.
+
+    `taught_by` counts the trained rows by deciding verdict (accepted, edited, gold, scored).
+    """
+
+    train: int
+    check: int
+    held_back: int
+    new: int
+    taught_by: Mapping[str, int]
+    taken: tuple[tuple[str, int], ...]
+    left_out: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Who judged: `name` as the judge gave it, `setting` as the attempt froze it, and a sentence that says what it is.
+
+    `ended` says why it stopped before the last sample, None when it did not; the `not_reached` samples have no
+    judgement.
+    """
+
+    name: str
+    setting: str
+    model: str | None
+    ended: str | None
+    not_reached: int
+
+    @property
+    def kind(self) -> JudgeKind:
+        return judge_kind(self.setting)
+
+    @property
+    def sentence(self) -> str:
+        return judge_sentence(self.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """A warning of the report: its code and its sentence."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One attempt's comparison. `decision` is the stored verdict with its figures; nothing is decided anew here.
+
+    `explanation` has what became of the attempt (headline, detail, next). `answers_are_newer`: the attempt was being
+    compared again, so that answers and judgements below are not those that the verdict was made of. `answer_limit`:
+    tokens that both models could answer with.
+    """
+
+    attempt: Attempt
+    pipeline: Pipeline
+    created_at: datetime
+    decision: Decision
+    judged: Judged
+    warnings: tuple[Caution, ...]
+    explanation: Mapping[str, str | None]
+    items: tuple[Item, ...]
+    dimensions: tuple[Dimension, ...]
+    training: Training | None
+    selected: Selected
+    timeline: tuple[Event, ...]
+    answers_are_newer: bool
+    answer_limit: int
+
+    @property
+    def incumbent_name(self) -> str:
+        """What it was compared with: `the base model` or `v3`."""
+        version = self.attempt.compared_with_version
+        return "the base model" if version is None else f"v{version}"
+
+    @property
+    def candidate_passed(self) -> int:
+        return sum(item.candidate.passed is True for item in self.items)
+
+    @property
+    def incumbent_passed(self) -> int:
+        return sum(item.incumbent.passed is True for item in self.items)
+
+    def count(self, outcome: Outcome) -> int:
+        """Samples with this outcome."""
+        return sum(item.outcome == outcome for item in self.items)
+
+
+def find_attempt(store: Store, ref: str, *, pipeline: str | None = None) -> Attempt:
+    """The attempt that a person means: its key, its run id, or its number where one pipeline is meant.
+
+    Raises NotFound, also for attempts of a deleted pipeline, which are gone with it (rules.md, Pipelines); BadRequest
+    for a plain number among several pipelines, and for an attempt that is not of `pipeline`.
+    """
+    wanted = store.pipelines.get(pipeline) if pipeline is not None else None
+    if ref.isascii() and ref.isdecimal():
+        owner = wanted or _only_pipeline(store, ref)
+        if len(ref) > MOST_DIGITS:
+            raise NotFound("attempt", f"{owner.tag} {ref}")
+        return store.attempts.by_number(owner.pipeline_id, int(ref))
+    if len(ref.rpartition("/")[2]) > MOST_DIGITS and "/" in ref:
+        raise NotFound("attempt", ref)
+    attempt = store.attempts.get(ref)
+    if attempt.pipeline_id not in {one.pipeline_id for one in store.pipelines.list()}:
+        raise NotFound("attempt", ref)
+    if wanted is not None and attempt.pipeline_id != wanted.pipeline_id:
+        raise BadRequest(
+            f"Attempt {attempt.key} is not one of pipeline {wanted.tag}. Leave --pipeline out, or give the number of "
+            f"an attempt of {wanted.tag}."
+        )
+    return attempt
+
+
+def report_of(store: Store, attempt: Attempt) -> Report:
+    """Everything that the report of an attempt shows. Raises NoReport while there is none; NotFound of its pipeline."""
+    pipeline = store.pipelines.get(attempt.pipeline_id)
+    stored = _rows(store, REPORTS, attempt).to_dicts()
+    if not stored:
+        raise NoReport(attempt.key, attempt.state, attempt.reason, ended=attempt.ended)
+    [row] = stored
+    decision = _decision(row, attempt)
+    questions = _rows(store, QUESTIONS, attempt).sort("ordinal")
+    items = _items(store, attempt, questions)
+    scored = [item for item in items if item.outcome in ("won", "lost", "tie")]
+    same = (len(scored), sum(item.outcome == "failed" for item in items)) == (
+        decision.rows_scored,
+        decision.rows_failed,
+    )
+    return Report(
+        attempt=attempt,
+        pipeline=pipeline,
+        created_at=row["created_at"],
+        decision=decision,
+        judged=Judged(
+            name=row["judge"],
+            setting=attempt.frozen["judge"],
+            model=attempt.frozen.get("judge_model"),
+            ended=attempt.counts.get("judge_ended"),
+            not_reached=attempt.counts.get("not_reached", 0),
+        ),
+        warnings=tuple(Caution(code, warning_sentence(code)) for code in decision.warnings),
+        explanation=attempt_row(attempt, pipeline)["explanation"],
+        items=items,
+        dimensions=_dimensions(scored),
+        training=_training(store, attempt),
+        selected=_selected(_rows(store, SELECTIONS, attempt)),
+        timeline=store.attempts.timeline(attempt.run_id),
+        answers_are_newer=attempt.state in _COMPARING or not same,
+        answer_limit=answer_limit(questions, most=attempt.frozen["max_answer_tokens"]),
+    )
+
+
+def _only_pipeline(store: Store, ref: str) -> Pipeline:
+    pipelines = store.pipelines.list()
+    if not pipelines:
+        raise NotFound("attempt", ref)
+    if len(pipelines) > 1:
+        tags = ", ".join(one.tag for one in pipelines[:8]) + (" …" if len(pipelines) > 8 else "")
+        raise BadRequest(
+            f"A number alone names no attempt, for there are {len(pipelines)} pipelines ({tags}). Add --pipeline TAG, "
+            f"or give the attempt's key, such as {pipelines[0].pipeline_id}/0001."
+        )
+    return pipelines[0]
+
+
+def _rows(store: Store, table: Table, attempt: Attempt) -> pl.DataFrame:
+    return store.lake.scan(table).filter(pl.col("attempt") == attempt.key).collect()
+
+
+def _decision(row: Mapping[str, Any], attempt: Attempt) -> Decision:
+    """The stored verdict as the record that the rules made of it."""
+    numbers = (
+        *("rows_scored", "rows_failed", "rows_gone", "wins", "losses", "ties", "win_rate", "candidate_mean"),
+        *("incumbent_mean", "mean_change", "candidate_pass_rate", "incumbent_pass_rate"),
+    )
+    return Decision(
+        verdict=cast(ComparedVerdict, row["verdict"]),
+        bars=tuple(Bar(**bar) for bar in json.loads(row["bars"])),
+        warnings=tuple(json.loads(row["warnings"])),
+        ended_early=attempt.counts.get("judge_ended"),
+        standard_error=(attempt.report or {}).get("standard_error"),
+        **{name: row[name] for name in numbers},
+    )
+
+
+# --- held-back samples -----------------------------------------------------------------------------------------------
+
+
+def _items(store: Store, attempt: Attempt, questions: pl.DataFrame) -> tuple[Item, ...]:
+    answers = _rows(store, ANSWERS, attempt)
+    given = {(row["sample_id"], row["side"]): row for row in answers.iter_rows(named=True)}
+    judged = {row["sample_id"]: row for row in _rows(store, JUDGEMENTS, attempt).iter_rows(named=True)}
+    asked = questions.get_column("sample_id")
+    teaches: dict[str, str | None] = dict(
+        store.lake.scan(SELECTIONS)
+        .filter((pl.col("attempt") == attempt.key) & pl.col("sample_id").is_in(asked.implode()))
+        .select("sample_id", "teaches")
+        .collect()
+        .iter_rows()
+    )
+    dead = set(store.inbox.tombstones())  # deleted, and its copies not yet renamed
+    return tuple(
+        _item(
+            number,
+            row,
+            judged.get(row["sample_id"]),
+            {side: given.get((row["sample_id"], side)) for side in ("candidate", "incumbent")},
+            reference=_REFERENCE_KINDS.get(teaches.get(row["sample_id"]) or ""),
+            sample_id=None if row["sample_id"] in dead else shown_id(row["sample_id"]),
+            compared=answers.height > 0,
+        )
+        for number, row in enumerate(questions.iter_rows(named=True), start=1)
+    )
+
+
+def _item(
+    number: int,
+    question: Mapping[str, Any],
+    judgement: Mapping[str, Any] | None,
+    answers: Mapping[str, Mapping[str, Any] | None],
+    *,
+    reference: ReferenceKind | None,
+    sample_id: str | None,
+    compared: bool,
+) -> Item:
+    right = json.loads(question["right_answer"]) if question["right_answer"] else None
+    return Item(
+        number=number,
+        sample_id=sample_id,
+        messages=json.loads(question["messages"]),
+        tools=json.loads(question["tools"]) if question["tools"] else None,
+        right_answer=right,
+        reference=reference if right is not None else None,
+        candidate=_side("candidate", answers["candidate"], judgement),
+        incumbent=_side("incumbent", answers["incumbent"], judgement),
+        outcome=_outcome(judgement, asked=any(answers.values()), compared=compared),
+        unanswered=bool(judgement and judgement["unanswered"]),
+        candidate_first=judgement["candidate_first"] if judgement else None,
+        incumbent_first=judgement["incumbent_first"] if judgement else None,
+        error_code=judgement["error_code"] if judgement else None,
+    )
+
+
+def _side(name: str, answer: Mapping[str, Any] | None, judgement: Mapping[str, Any] | None) -> Side:
+    ratings = judgement[f"{name}_ratings"] if judgement else None
+    return Side(
+        answer=json.loads(answer["answer"]) if answer and answer["answer"] else None,
+        finish=answer["finish"] if answer else None,
+        score=judgement[f"{name}_score"] if judgement else None,
+        ratings=dict(sorted(json.loads(ratings).items(), key=lambda rated: _in_rubric(rated[0]))) if ratings else None,
+    )
+
+
+def _outcome(judgement: Mapping[str, Any] | None, *, asked: bool, compared: bool) -> Outcome:
+    """What the sample came to; as in the verdict, the winner is derived from both orders, not read."""
+    if judgement is None:
+        if not compared:
+            return "not_asked"
+        return "not_reached" if asked else "gone"
+    if judgement["status"] == "failed":
+        return "failed"
+    if judgement["unanswered"]:
+        return _OUTCOME_OF[judgement["winner"]]
+    return _OUTCOME_OF[winner(judgement["candidate_first"], judgement["incumbent_first"])]
+
+
+def _dimensions(scored: Sequence[Item]) -> tuple[Dimension, ...]:
+    both = [
+        (item.candidate.ratings, item.incumbent.ratings)
+        for item in scored
+        if item.candidate.ratings is not None and item.incumbent.ratings is not None
+    ]
+    if not both:
+        return ()
+    found = []
+    for name in sorted(both[0][0], key=_in_rubric):
+        mine, theirs = mean([new[name] for new, _ in both]), mean([old[name] for _, old in both])
+        assert mine is not None
+        assert theirs is not None
+        found.append(Dimension(name, mine, theirs))
+    return tuple(found)
+
+
+def _in_rubric(name: str) -> tuple[int, str]:
+    """Sorts dimensions as the rubric names them, any others behind."""
+    return (DIMENSIONS.index(name) if name in DIMENSIONS else len(DIMENSIONS), name)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def _training(store: Store, attempt: Attempt) -> Training | None:
+    rows = _rows(store, ADAPTERS, attempt).to_dicts()
+    if not rows:
+        return None
+    row = rows[0]
+    return Training(
+        points=tuple(
+            Point(point["step"], _finite(point.get("train_loss")), _finite(point.get("check_loss")))
+            for point in json.loads(row["curve"])
+        ),
+        recipe=json.loads(row["recipe"]),
+        **{name: row[name] for name in ("kept_step", "trained_steps", "planned_steps", "tokens", "seconds", "dtype")},
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """A loss that can be drawn: a training that diverged has logged NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _selected(rows: pl.DataFrame) -> Selected:
+    roles: dict[str, int] = dict(rows.group_by("role").len().iter_rows())
+    reasons: dict[str, int] = dict(rows.group_by("reason").len().iter_rows())
+    taught = rows.filter(pl.col("role").is_in(["train", "check"]))
+    return Selected(
+        train=roles.get("train", 0),
+        check=roles.get("check", 0),
+        held_back=roles.get("holdout", 0),
+        new=taught.filter("is_new").height,
+        taught_by=dict(taught.group_by("teaches").len().sort("teaches").iter_rows()),
+        taken=tuple((sentence, reasons[code]) for code, sentence in TAKEN.items() if code in reasons),
+        left_out=tuple((sentence, reasons[code]) for code, sentence in LEFT_OUT.items() if code in reasons),
+    )
