@@ -27,7 +27,7 @@ $(PYTHON) tools/install.py --venv $(VENV)
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo dev test lint format bench examples lock clean
+.PHONY: help venv demo dev test chaos lint format bench examples lock clean
 .DELETE_ON_ERROR:
 
 help: ## list these commands
@@ -43,6 +43,9 @@ dev: $(BASE) ## Dagster's UI, the daemon, the intake folder and serving, togethe
 
 test: lint ## every check and every test
 	$(RUN) -m pytest $(PYTEST_ARGS)
+
+chaos: $(TOOLS) ## 50 rounds of SIGKILL to every kind of process (hours; CHAOS="--rounds 2 import drain" for a short look)
+	$(RUN) tests/chaos $(CHAOS)
 
 lint: $(TOOLS) ## formatting, types, import directions, Dagster's definitions
 	$(BIN)/ruff check .

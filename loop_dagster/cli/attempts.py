@@ -109,6 +109,13 @@ def reject(ref: Ref, as_json: AsJson = False) -> None:
     _tell_decided(store, deciding.reject(store, store.attempts.get(ref), now=now()), as_json=as_json)
 
 
+@app.command("test-again")
+def test_again(ref: Ref, as_json: AsJson = False) -> None:
+    """Compare an attempt that trained and was never tested with what is live now, while its adapter is kept."""
+    store = opened()
+    _tell_decided(store, deciding.test_again(store, store.attempts.get(ref), now=now()), as_json=as_json)
+
+
 def _tell_decided(store: Store, attempt: Attempt, *, as_json: bool) -> None:
     pipeline = store.pipelines.get(attempt.pipeline_id, deleted=True)
     if as_json:

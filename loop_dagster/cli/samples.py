@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated, Any, get_args
 
 import polars as pl
@@ -109,6 +110,26 @@ def counts(pipeline: Annotated[str, typer.Argument(help="Tag, id or name.")], as
         emit_json({"states": by_state, "reasons": grouped.to_dicts(), "total": states.height})
         return
     table(("State", "Why", "Samples"), list(grouped.iter_rows()), f"{states.height:,} samples")
+
+
+@app.command()
+def delete(
+    samples: Annotated[list[str], typer.Argument(help="Ids of samples.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; nothing asks without a terminal.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete samples with their feedback: unseen at once, gone from every file with the next round of upkeep."""
+    store = opened()
+    for sample in samples:
+        if store.samples.get(sample) is None:
+            raise NotFound("sample", sample)
+    if not (yes or as_json) and sys.stdin.isatty():
+        typer.confirm(f"Delete {len(samples)} samples for good?", abort=True)
+    store.inbox.add_tombstones(samples, now=now())
+    if as_json:
+        emit_json({"deleted": True, "trace_ids": samples})
+        return
+    out.print(f"Deleted {len(samples):,} samples. Their text leaves every file with the next round of upkeep.")
 
 
 def feedback(

@@ -1,0 +1,67 @@
+"""`make chaos`: 50 rounds of every kind of kill against real processes; `python tests/chaos --rounds 2 import drain`.
+
+A round that fails is named with its seed and the others go on; the exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import kills
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
+
+import tiny
+
+
+def main() -> int:
+    """Run the rounds and print one line for each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*", help="daemon, worker, child, import, drain; all if none is named")
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--first-seed", type=int, default=0)
+    chosen = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="loop-chaos-") as name:
+        folder = Path(name)
+        rounds: dict[str, kills.Round] = {
+            "import": partial(kills.kill_an_import, folder),
+            "drain": partial(kills.kill_a_drain, folder),
+        }
+        kinds = chosen.kinds or ["import", "drain", *kills.MARKS]
+        if set(kinds) & set(kills.MARKS):
+            template = kills.template_home(folder, tiny.tiny_model(folder / "model"), _conversations(folder))
+            for target in kills.MARKS:
+                rounds[target] = partial(kills.kill_in_an_attempt, template, folder, target)
+        for kind in kinds:
+            for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):
+                began = time.monotonic()
+                try:
+                    said = rounds[kind](seed)
+                except AssertionError as error:
+                    failed += 1
+                    said = f"FAILED: {error}"
+                print(f"{kind:<7} seed {seed:<3} {time.monotonic() - began:6.1f} s  {said}", flush=True)
+    print(f"{failed} rounds failed." if failed else "Every round held.")
+    return 1 if failed else 0
+
+
+def _conversations(folder: Path) -> Path:
+    """1,100 conversations that the tiny model can learn from."""
+    path = folder / "facts.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for fact in tiny.facts(220, seed=1):
+            for form in range(len(tiny.FORMS)):
+                messages, answer = tiny.conversation(fact, form)
+                file.write(json.dumps({"messages": [*messages, answer]}) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

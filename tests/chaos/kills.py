@@ -1,0 +1,285 @@
+"""Real processes, killed with SIGKILL at seeded random moments, and what must hold afterwards.
+
+Belongs here: one round of each kind of kill. `make chaos` makes 50 rounds of each, the tests a few. A round raises
+AssertionError with its seed; the same seed kills at the same moment, though not at the same instruction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+import psutil
+
+from loop_dagster.rules.states import step_of
+from loop_dagster.settings import Settings
+from loop_dagster.store.open import Store, open_store
+from loop_dagster.tables import ADAPTERS, FEEDBACK, HOLDOUTS, LABELS, REPORTS, SAMPLES, TRAINING_SETS
+
+Target = Literal["daemon", "worker", "child"]
+#: What tells each kind of process apart in its command line.
+MARKS: dict[Target, str] = {
+    "daemon": "dagster._daemon",
+    "worker": "execute_run",
+    "child": "loop_dagster.models.",
+}
+#: A whole attempt of the tiny model takes about this long; kills fall anywhere in it.
+ATTEMPT_S = 45.0
+#: A step is given up for lost after a minute; this is ample for one lost step and the rest.
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Home:
+    """One LOOP_HOME and the command line in front of it."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "LOOP_MAX_ANSWER_TOKENS": "16"}
+        return {**os.environ, "LOOP_HOME": str(self.root), **quiet}
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-W", "ignore", "-m", "loop_dagster.cli", *arguments]
+        log = (self.root.parent / f"{self.root.name}.log").open("ab")
+        return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+    def loop(self, *arguments: str, timeout: float = 300.0) -> int:
+        return self.start(*arguments).wait(timeout)
+
+    @property
+    def store(self) -> Store:
+        return open_store(Settings(home=self.root))
+
+    def processes(self, target: Target) -> list[psutil.Process]:
+        """Processes of that kind that work for this home."""
+        return [process for process in self._all() if MARKS[target] in " ".join(_words(process))]
+
+    def end(self) -> None:
+        """Kill whatever still works for this home."""
+        for process in self._all():
+            _kill(process.pid)
+
+    def _all(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get("LOOP_HOME") == str(self.root):
+                    yield process
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+
+
+def kill_in_an_attempt(template: Path, folder: Path, target: Target, seed: int) -> str:
+    """One attempt in which a daemon, run worker or child is killed once; returns what was killed when.
+
+    Afterwards, without anybody's help but a daemon that is there: exactly one attempt and at most one version, every
+    sample once, and every table of the attempt written by one try.
+    """
+    rng = random.Random(f"{target}-{seed}")
+    home = Home(folder / f"{target}-{seed}")
+    shutil.copytree(template, home.root)
+    before = _stored(home.store)
+    running = home.start("run", "--until-idle", "--json")
+    try:
+        done = _kill_after(home, target, rng.uniform(3.0, ATTEMPT_S))
+        deadline = time.monotonic() + PATIENCE_S
+        while not _settled(home) and time.monotonic() < deadline:
+            if running.poll() is not None:  # its daemon was killed: somebody starts it again, as a supervisor would
+                running = home.start("run", "--until-idle", "--json")
+            time.sleep(1.0)
+        running.wait(max(1.0, deadline - time.monotonic()))
+    finally:
+        home.end()
+    store = home.store
+    _one_attempt_and_no_more(store, f"{target} {seed} ({done})")
+    assert _stored(store) == before, f"{target} {seed}: samples changed"
+    shutil.rmtree(home.root)
+    return done
+
+
+def kill_an_import(folder: Path, seed: int, *, rows: int = 3_000) -> str:
+    """An import that is killed and run again until it ends: every row once, with its label and its verdict."""
+    rng = random.Random(f"import-{seed}")
+    home = Home(folder / f"import-{seed}")
+    home.root.mkdir(parents=True)
+    store = home.store
+    store.pipelines.create("Kills", model_id="any")
+    file = folder / f"import-{seed}.jsonl"
+    with file.open("w") as out:
+        for number in range(rows):
+            out.write(json.dumps({"prompt": f"Where is parcel {number}?", "completion": "On its way.", "label": True}))
+            out.write("\n")
+    kills = 0
+    while True:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _IMPORT, str(file)], env=home.environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            process.wait(rng.uniform(0.3, 2.5))
+            break
+        except subprocess.TimeoutExpired:
+            _kill(process.pid)
+            process.wait()
+            kills += 1
+            store.leases.revoke("lake/default")  # as half a minute without a heartbeat would
+    assert process.returncode == 0, f"import {seed} ended with {process.returncode}"
+    ids = store.lake.scan(SAMPLES).collect()
+    assert (ids.height, ids["identity"].n_unique(), ids["position"].n_unique()) == (rows, rows, rows), seed
+    for table in (LABELS, FEEDBACK):
+        about = store.lake.scan(table).collect()["sample_id"]
+        assert sorted(about) == sorted(ids["sample_id"]), f"import {seed}: {table.name}"
+    shutil.rmtree(home.root)
+    return f"killed {kills} times"
+
+
+#: Small pages, so that a kill can fall between many commits.
+_IMPORT = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from loop_dagster.store.importing import import_file
+from loop_dagster.store.intake import lake_lease
+from loop_dagster.store.open import open_store
+store = open_store()
+hold = lambda: lake_lease(store, "chaos")
+result = import_file(
+    Path(sys.argv[1]), store.lake, source="kills", labels=["kills"], now=datetime.now(UTC), hold=hold, page_rows=250
+)
+sys.exit(0 if result.complete else 1)
+"""
+
+
+def kill_a_drain(folder: Path, seed: int, *, rows: int = 400) -> str:
+    """Samples are written to the inbox while drains are killed: what was acknowledged is stored, once."""
+    rng = random.Random(f"drain-{seed}")
+    home = Home(folder / f"drain-{seed}")
+    home.root.mkdir(parents=True)
+    store = home.store
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITE, str(rows), str(seed)], env=home.environment, stdout=subprocess.PIPE, text=True
+    )
+    kills = 0
+    while writer.poll() is None or store.inbox.pending().rows or store.inbox.unfinished() is not None:
+        drainer = subprocess.Popen([sys.executable, "-c", _DRAIN], env=home.environment)
+        try:
+            drainer.wait(rng.uniform(0.3, 2.0))
+        except subprocess.TimeoutExpired:
+            _kill(drainer.pid)
+            drainer.wait()
+            kills += 1
+            store.leases.revoke("lake/default")
+    assert writer.stdout is not None
+    acknowledged = writer.stdout.read().split()
+    stored = store.lake.scan(SAMPLES).collect()["sample_id"].to_list()
+    assert sorted(stored) == sorted(acknowledged), (
+        f"drain {seed}: {len(acknowledged)} acknowledged, {len(stored)} stored"
+    )
+    assert len(stored) == rows
+    shutil.rmtree(home.root)
+    return f"killed {kills} times"
+
+
+_WRITE = """
+import random, sys, time
+from datetime import UTC, datetime, timedelta
+from loop_dagster.store.open import open_store
+from loop_dagster.store.pages import sample_row
+store, rng = open_store(), random.Random(sys.argv[2])
+for number in range(int(sys.argv[1])):
+    now = datetime.now(UTC)
+    row, _ = sample_row(
+        source="kills", identity=f"request-{number}", messages=[{"role": "user", "content": f"Question {number}?"}],
+        answer={"role": "assistant", "content": "Yes."}, tools=None, flag=None, now=now, expires_at=now + timedelta(30),
+    )
+    print(store.inbox.put_sample(row, now=now).sample_id, flush=True)
+    time.sleep(rng.uniform(0, 0.01))
+"""
+_DRAIN = """
+from loop_dagster.store.intake import drain
+from loop_dagster.store.open import open_store
+drain(open_store(), holder="chaos")
+"""
+
+
+def template_home(folder: Path, model: Path, conversations: Path) -> Path:
+    """A home with a pipeline on `model` and 1,100 imported conversations, to be copied for every round."""
+    home = Home(folder / "template")
+    create = ("pipelines", "create", "--name", "Facts", "--model", str(model), "--epochs", "1", "--json")
+    assert home.loop(*create) == 0
+    assert home.loop("import", str(conversations), "--pipeline", "facts", "--default-feedback", "good", "--json") == 0
+    return home.root
+
+
+def _kill_after(home: Home, target: Target, seconds: float) -> str:
+    """Wait, then kill the first process of that kind that shows up."""
+    began = time.monotonic()
+    time.sleep(seconds)
+    while time.monotonic() - began < ATTEMPT_S * 4:
+        for process in home.processes(target):
+            state = ", ".join(attempt.state for attempt in home.store.attempts.active()) or "nothing"
+            _kill(process.pid)
+            return f"{target} killed after {time.monotonic() - began:.1f} s in {state}"
+        if _settled(home):
+            return f"{target} was gone before it could be killed"
+        time.sleep(0.2)
+    return f"no {target} showed up"
+
+
+def _settled(home: Home) -> bool:
+    attempts = home.store.attempts.list()
+    return bool(attempts) and all(step_of(attempt.state) is None for attempt in attempts)
+
+
+def _stored(store: Store) -> list[tuple[Any, ...]]:
+    """Every sample with how many labels and verdicts it has."""
+    counts = [store.lake.scan(table).group_by("sample_id").len(table.name).collect() for table in (LABELS, FEEDBACK)]
+    rows = store.lake.scan(SAMPLES).select("sample_id", "identity").collect()
+    for count in counts:
+        rows = rows.join(count, on="sample_id", how="left")
+    return sorted(rows.rows())
+
+
+def _one_attempt_and_no_more(store: Store, what: str) -> None:
+    [attempt] = store.attempts.list()
+    assert attempt.state in ("promoted", "rejected", "awaiting_review"), f"{what}: {attempt.state}, {attempt.reason}"
+    assert attempt.reason, f"{what}: no sentence"
+    assert (attempt.train_rows, attempt.holdout_rows) == (1000, 100), what
+    versions = store.versions.list()
+    assert len(versions) == (attempt.state == "promoted"), what
+    mine = pl.col("attempt") == attempt.key
+    written = {
+        table.name: store.lake.scan(table).filter(mine).collect().height
+        for table in (TRAINING_SETS, HOLDOUTS, ADAPTERS, REPORTS)
+    }
+    assert written == {"training_sets": 1000, "holdouts": 100, "adapters": 1, "reports": 1}, f"{what}: {written}"
+    assert attempt.adapter_digest is not None
+    store.artifacts.open(attempt.adapter_digest, verify=True)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return []
+
+
+Round = Callable[[int], str]

@@ -1,0 +1,27 @@
+"""A few rounds of every kind of kill; `make chaos` makes 50 of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kills
+import pytest
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_import_that_is_killed_stores_every_row_once(tmp_path: Path, seed: int) -> None:
+    kills.kill_an_import(tmp_path, seed, rows=1_500)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_was_acknowledged_is_stored_once_whatever_happens_to_drains(tmp_path: Path, seed: int) -> None:
+    kills.kill_a_drain(tmp_path, seed, rows=200)
+
+
+@pytest.mark.loop
+@pytest.mark.parametrize("target", ["child"])
+def test_an_attempt_survives_the_kill_of_one_of_its_processes(
+    tmp_path: Path, tiny_model: Path, conversations: Path, target: kills.Target
+) -> None:
+    template = kills.template_home(tmp_path, tiny_model, conversations)
+    kills.kill_in_an_attempt(template, tmp_path, target, seed=1)
