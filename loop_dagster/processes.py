@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -67,18 +68,25 @@ def environment(settings: Settings) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.dagster_postgres_url is not None:  # Dagster reads it from there, also when settings.yaml says it
+        fixed["LOOP_DAGSTER_POSTGRES_URL"] = settings.dagster_postgres_url.get_secret_value()
     return {**os.environ, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"), **fixed}
+
+
+def home_config(settings: Settings) -> dict[str, Any]:
+    """What `dagster.yaml` of this installation says: the template of the project, with its storage."""
+    config: dict[str, Any] = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
+    if settings.dagster_postgres_url is not None:
+        # The URL stays in the environment: a file in the home never holds a password.
+        config["storage"] = {"postgres": {"postgres_url": {"env": "LOOP_DAGSTER_POSTGRES_URL"}}}
+    return config
 
 
 def render_home(settings: Settings) -> Path:
     """Write DAGSTER_HOME from the template `dagster.yaml`; returns the folder. Atomic, the same bytes every time."""
-    config = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
-    if settings.dagster_postgres_url is not None:
-        # The URL stays in the environment: a file in the home never holds a password.
-        config["storage"] = {"postgres": {"postgres_url": {"env": "LOOP_DAGSTER_POSTGRES_URL"}}}
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config, sort_keys=False)
+    text = yaml.safe_dump(home_config(settings), sort_keys=False)
     target = home / "dagster.yaml"
     if not target.is_file() or target.read_text() != text:
         with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as file:

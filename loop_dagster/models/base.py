@@ -76,6 +76,29 @@ def resolve(model_id: str, models_dir: Path, *, revision: str | None = None) -> 
     return _described(model_id, path, found)
 
 
+def place(model_id: str, models_dir: Path) -> Path | None:
+    """Folder of a model as `resolve` would find it, changing nothing; None while it is to be converted or downloaded.
+
+    A folder that is named by its path is returned whether it is there or not.
+    """
+    local = Path(model_id).expanduser()
+    if local.is_dir() or model_id.startswith((".", "~", "/")):
+        return local.resolve()
+    if model_id == EMBEDDED and importlib.util.find_spec(_EMBEDDED_PACKAGE) is not None:
+        target = models_dir / "SmolLM2-135M-Instruct"
+        return target if target.is_dir() else None
+    hub = models_dir / "hub"
+    with contextlib.suppress(OSError, ValueError, KeyError, LookupError):
+        pin = json.loads((hub / f"{model_id.replace('/', '--')}.pin.json").read_text(encoding="utf-8"))
+        return _in_cache(model_id, str(pin["revision"]), hub)
+    return None
+
+
+def check_folder(model_id: str, path: Path) -> None:
+    """Raise ModelNotTrainable unless the folder holds a whole model with a tokenizer and a chat template."""
+    _checked(model_id, path)
+
+
 def verify(path: Path | str, digest: str) -> None:
     """Raise BaseChanged unless the folder still has this digest; call it before every load."""
     found = digest_of(Path(path))
@@ -86,22 +109,50 @@ def verify(path: Path | str, digest: str) -> None:
 def digest_of(path: Path) -> str:
     """Digest of a model folder, remembered beside it until the size or the time of a file changes."""
     folder = path.resolve()
-    files = sorted(each for each in folder.iterdir() if _digested(each))
-    stamps = {each.name: [each.stat().st_size, each.stat().st_mtime_ns] for each in files}
-    cache = folder.parent / f".{folder.name}.digest.json"
+    if (known := known_digest(folder)) is not None:
+        return known
+    stamps = _stamps(folder)
+    digest = read_digest(folder)
+    with contextlib.suppress(OSError):  # a folder that only others may write to is read anew each time
+        write_atomic(_remembered(folder), {"digest": digest, "stamps": stamps})
+    return digest
+
+
+def known_digest(path: Path) -> str | None:
+    """The digest that was remembered for the folder as it is now; None when there is none or a file has changed."""
+    folder = path.resolve()
     with contextlib.suppress(OSError, ValueError, KeyError):
-        known = json.loads(cache.read_text(encoding="utf-8"))
-        if known["stamps"] == stamps:
+        known = json.loads(_remembered(folder).read_text(encoding="utf-8"))
+        if known["stamps"] == _stamps(folder):
             return str(known["digest"])
+    return None
+
+
+def read_digest(path: Path) -> str:
+    """Digest of a model folder from every byte of it; remembers nothing."""
     total = hashlib.sha256()
-    for each in files:
+    for each in _digested_files(path):
         with each.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(f"{each.name}\0{each.stat().st_size}\0{content}\n".encode())
-    digest = total.hexdigest()
-    with contextlib.suppress(OSError):  # a folder that only others may write to is read anew each time
-        write_atomic(cache, {"digest": digest, "stamps": stamps})
-    return digest
+    return total.hexdigest()
+
+
+def digested_bytes(path: Path) -> int:
+    """How many bytes `read_digest` reads."""
+    return sum(each.stat().st_size for each in _digested_files(path))
+
+
+def _remembered(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.digest.json"
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    return {each.name: [each.stat().st_size, each.stat().st_mtime_ns] for each in _digested_files(folder)}
+
+
+def _digested_files(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if _digested(each))
 
 
 def _digested(path: Path) -> bool:

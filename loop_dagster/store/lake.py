@@ -74,7 +74,7 @@ class Lake:
         workspace: str = "default",
         *,
         storage_options: dict[str, str] | None = None,
-        owner: Callable[[], Owner | None] | None = None,
+        owner: Callable[[], Owner] | None = None,
     ) -> None:
         self.root = root.rstrip("/") or "/"
         self.workspace = workspace

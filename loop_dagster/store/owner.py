@@ -69,11 +69,9 @@ def registry_id(registry: Registry, *, make: bool = True) -> str | None:
         return str(connection.execute(mine).scalar_one())
 
 
-def owner_of(registry: Registry, root: Path, *, make: bool = True) -> Owner | None:
-    """What this installation writes into a lake; None when its registry has no mark yet and none is to be made."""
-    known = registry_id(registry, make=make)
-    if known is None:
-        return None
+def owner_of(registry: Registry, root: Path, *, make: bool = True) -> Owner:
+    """What this installation writes into a lake; its id is empty while its registry has none and none is to be made."""
+    known = registry_id(registry, make=make) or ""
     host = socket.gethostname()
     where = registry.where if registry.path is None else f"{host}:{registry.path}"
     return Owner(known, where, f"{host}:{root}")
@@ -100,7 +98,7 @@ class OwnerMark:
             return Owner(*(str(found[name]) for name in ("registry_id", "registry", "home", "place")))
         return None
 
-    def claim(self, me: Callable[[], Owner | None]) -> None:
+    def claim(self, me: Callable[[], Owner]) -> None:
         """Before a write: mark the lake as ours if it may be. Raises LakeOfAnother, naming both; OSError.
 
         A folder's mark is read before each write (30 microseconds), an object store's once per process.
@@ -111,8 +109,6 @@ class OwnerMark:
         if text is not None and text == self._seen:
             return
         mine = me()
-        if mine is None:
-            return
         found = self.read()
         if found is not None and (standing := self.standing(found, mine)) != "adopt":
             if standing == "other":

@@ -1,0 +1,185 @@
+"""What Dagster has recorded: daemons, sensors that were switched off, runs that hold a place for ever.
+
+Belongs here: reading Dagster's instance through its own API, only where its databases are there already: opening a
+missing one would make it. Does not belong here: starting or ending anything.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from loop_dagster.doctor.clock import words
+from loop_dagster.doctor.findings import Finding, fine, mistake
+from loop_dagster.doctor.installation import Installation
+from loop_dagster.rules.states import step_of
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+#: A daemon says that it lives every 30 s.
+HEARTBEAT_S: Final = 90.0
+#: What waits longer than this with a daemon running is stuck.
+WAITS: Final = timedelta(minutes=10)
+_START: Final = "`loop run` starts one; `loop dev` with Dagster's UI."
+
+
+def daemon(installation: Installation) -> Iterator[Finding]:
+    """One daemon where something waits for it; never two on one home."""
+    daemons = [one for one in installation.running if one.kind == "daemon"]
+    beat = _last_beat(installation)
+    alive = bool(daemons) or (beat is not None and time.time() - beat < HEARTBEAT_S)
+    if len(daemons) > 1:
+        pids = [str(one.pid) for one in sorted(daemons, key=lambda one: one.since)]
+        yield mistake(
+            "two_daemons",
+            "daemon",
+            where=str(installation.known.dagster_home),
+            found=f"{len(daemons)} daemons run on this home: processes {', '.join(pids)}",
+            mend=f"End all but the first: `kill -INT {' '.join(pids[1:])}`. No attempt opens twice, but everything is "
+            "looked at twice.",
+        )
+        return
+    waiting = list(_waiting(installation))
+    if not alive and waiting:
+        yield mistake("no_daemon", "daemon", where="no daemon runs", found=f"{'; '.join(waiting)}", mend=_START)
+        return
+    elsewhere = "one runs elsewhere" if alive else "none runs, none is needed"
+    yield fine("daemon", "daemon", found=f"process {daemons[0].pid} runs" if daemons else elsewhere)
+
+
+def sensors(installation: Installation) -> Iterator[Finding]:
+    """Sensors and schedules that somebody has switched off in Dagster's UI."""
+    from dagster._core.scheduler.instigation import InstigatorStatus
+
+    with _instance(installation) as instance:
+        if instance is None:
+            return
+        states = instance.all_instigator_state()
+        off = sorted({state.name for state in states if state.status == InstigatorStatus.STOPPED})
+    home = installation.known.dagster_home
+    for name in off:
+        yield mistake(
+            "sensor_off",
+            "sensors",
+            where=f"sensor {name}",
+            found="switched off: what it does (docs/lineage.png) no longer happens",
+            mend=f"Dagster's UI, Automation, {name}, switch on; or `DAGSTER_HOME={home} dagster sensor start {name} "
+            "-w workspace.yaml` in the project's folder.",
+        )
+    if not off:
+        yield fine("sensors", "sensors", found="none is switched off")
+
+
+def runs(installation: Installation) -> Iterator[Finding]:
+    """Runs that Dagster counts as under way and whose process is gone, and a queue that does not move."""
+    from dagster import DagsterRunStatus, RunsFilter
+
+    with _instance(installation) as instance:
+        if instance is None:
+            return
+        going = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+        started = list(instance.get_run_records(RunsFilter(statuses=going), limit=200))
+        queued = list(instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.QUEUED]), limit=200))
+    dead = [record for record in started if _is_dead(installation, record)]
+    for record in dead:
+        run = record.dagster_run
+        age = installation.now - record.create_timestamp
+        yield mistake(
+            "run_stuck",
+            "runs",
+            where=f"run {run.run_id} ({run.job_name})",
+            found=f"{run.status.value.lower()} for {words(age)} without a process, and it holds its place in the queue",
+            mend="A running daemon (`loop run`) ends it within minutes. If one runs and it stays: Dagster's UI, Runs, "
+            f"{run.run_id[:8]}, Terminate, force.",
+        )
+    longest = max((installation.now - record.create_timestamp for record in queued), default=timedelta(0))
+    if queued and longest > WAITS and len(started) == len(dead):
+        yield mistake(
+            "queue_stuck",
+            "runs",
+            where=f"run {queued[-1].dagster_run.run_id} ({queued[-1].dagster_run.job_name})",
+            found=f"{len(queued)} runs are queued, the oldest for {words(longest)}, and none is under way",
+            mend=f"{_START} If one runs: end it (Ctrl-C) and start it again.",
+        )
+    elif not dead:
+        yield fine("runs", "runs", found=f"{len(started)} under way, {len(queued)} queued, none stuck")
+
+
+def _waiting(installation: Installation) -> Iterator[str]:
+    """What only a daemon can move on, in words."""
+    store = installation.store
+    for attempt in store.attempts.active():
+        if step_of(attempt.state) is not None:
+            yield f"attempt {attempt.key} is {attempt.state} since {words(installation.now - attempt.since)}"
+    for pipeline in store.pipelines.list():
+        if pipeline.enabled and pipeline.train_now:
+            yield f"{pipeline.tag} is to be trained now"
+    rows, oldest = store.inbox.pending()
+    if oldest is not None and installation.now - oldest > WAITS:
+        yield f"{rows:,} rows of the inbox wait for the lake, the oldest since {words(installation.now - oldest)}"
+
+
+def _is_dead(installation: Installation, record: Any) -> bool:
+    """Whether no process of this machine can be a run's: each is younger than the run, and no lease of it is alive."""
+    if installation.now - record.create_timestamp < WAITS:
+        return False
+    began = record.start_time or record.create_timestamp.timestamp()
+    if any(one.since <= began + 60 for one in installation.running):
+        return False
+    leases = installation.store.leases
+    key = record.dagster_run.tags.get("loop/attempt")
+    names = [f"run/{record.dagster_run.run_id}"]
+    names += [f"attempt/{one.run_id}" for one in installation.store.attempts.active() if one.key == key]
+    held = [lease for name in names if (lease := leases.find(name)) is not None]
+    return all(lease.expires_at <= installation.now for lease in held)
+
+
+def _last_beat(installation: Installation) -> float | None:
+    with _instance(installation) as instance:
+        if instance is None:
+            return None
+        beats = [beat.timestamp for beat in instance.get_daemon_heartbeats().values()]
+    return max(beats, default=None)
+
+
+@contextmanager
+def _instance(installation: Installation) -> Iterator[DagsterInstance | None]:
+    """Dagster's instance of this installation; None where it has recorded nothing yet, or cannot be opened."""
+    settings = installation.known
+    if not (settings.dagster_home / "dagster.yaml").is_file() or not _recorded(installation):
+        yield None
+        return
+    from dagster import DagsterInstance
+
+    url = settings.dagster_postgres_url
+    if url is not None:  # dagster.yaml names the variable, and settings.yaml may be what holds it
+        os.environ.setdefault("LOOP_DAGSTER_POSTGRES_URL", url.get_secret_value())
+    with DagsterInstance.from_config(str(settings.dagster_home)) as instance:
+        yield instance
+
+
+def _recorded(installation: Installation) -> bool:
+    """Whether Dagster's tables are there: opening an instance without them would make them."""
+    settings = installation.known
+    if settings.dagster_postgres_url is None:
+        home = settings.dagster_home
+        return all((home / name).is_file() for name in ("history/runs.db", "schedules/schedules.db"))
+    if installation.offline:
+        return False
+    url = sa.make_url(settings.dagster_postgres_url.get_secret_value()).set(drivername="postgresql+psycopg2")
+    engine = sa.create_engine(url, connect_args={"connect_timeout": 4}, hide_parameters=True)
+    try:
+        with engine.connect() as connection:
+            tables = set(sa.inspect(connection).get_table_names())
+            return {"runs", "instigators", "daemon_heartbeats"} <= tables
+    except sa.exc.SQLAlchemyError:
+        return False  # dagster_home.py says why
+    finally:
+        engine.dispose()
