@@ -73,7 +73,7 @@ def curve_chart(points: Sequence[Point], kept_step: int | None) -> CurveChart | 
     check = [(point.step, point.check_loss) for point in points if point.check_loss is not None]
     if not train and not check:
         return None
-    last = max(step for step, _ in (*train, *check))
+    last = max(1, *(step for step, _ in (*train, *check)))
     top = max(loss for _, loss in (*train, *check)) * 1.05 or 1.0
     steps, losses = _round_steps(last, 5, whole=True), _round_steps(top, 4)
 

@@ -27,7 +27,7 @@ from loop_dagster.report_words import (
     judge_sentence,
     warning_sentence,
 )
-from loop_dagster.rules.decision import PASS_SCORE, Bar, ComparedVerdict, Decision, winner
+from loop_dagster.rules.decision import PASS_SCORE, Bar, ComparedVerdict, winner
 from loop_dagster.rules.numbers import mean, rounded
 from loop_dagster.rules.selection import LEFT_OUT, TAKEN
 from loop_dagster.store.asking import answer_limit
@@ -164,15 +164,21 @@ class Selected:
 class Judged:
     """Who judged: `name` as the judge gave it, `setting` as the attempt froze it, and a sentence that says what it is.
 
-    `ended` says why it stopped before the last sample, None when it did not; the `not_reached` samples have no
-    judgement.
+    `ended` says why it could not go on to the last sample, `stopped` why it went no further though it could (money);
+    None when it did not. The `not_reached` samples have no judgement. `calls`, `prompt_tokens` and `answer_tokens` are
+    what it used, `nanocents` what that cost, in 1e-9 US cents; None where nothing was counted.
     """
 
     name: str
     setting: str
     model: str | None
     ended: str | None
+    stopped: str | None
     not_reached: int
+    calls: int | None
+    prompt_tokens: int | None
+    answer_tokens: int | None
+    nanocents: int | None
 
     @property
     def kind(self) -> JudgeKind:
@@ -192,8 +198,38 @@ class Caution:
 
 
 @dataclass(frozen=True, slots=True)
+class Result:
+    """The stored verdict with its figures, as `rules/decision.py` wrote them; `sentence` is what it said then.
+
+    Means and shares are None with nothing scored, `win_rate` with nothing decided.
+    """
+
+    verdict: ComparedVerdict
+    sentence: str
+    bars: tuple[Bar, ...]
+    rows_scored: int
+    rows_failed: int
+    rows_gone: int
+    wins: int
+    losses: int
+    ties: int
+    win_rate: float | None
+    candidate_mean: float | None
+    incumbent_mean: float | None
+    mean_change: float | None
+    standard_error: float | None
+    candidate_pass_rate: float | None
+    incumbent_pass_rate: float | None
+
+    @property
+    def missed(self) -> tuple[Bar, ...]:
+        """Every bar that was missed, in order; the first one is the reason."""
+        return tuple(bar for bar in self.bars if not bar.met)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """One attempt's comparison. `decision` is the stored verdict with its figures; nothing is decided anew here.
+    """One attempt's comparison. `result` is the stored verdict with its figures; nothing is decided anew here.
 
     `explanation` has what became of the attempt (headline, detail, next). `answers_are_newer`: the attempt was being
     compared again, so that answers and judgements below are not those that the verdict was made of. `answer_limit`:
@@ -203,7 +239,7 @@ class Report:
     attempt: Attempt
     pipeline: Pipeline
     created_at: datetime
-    decision: Decision
+    result: Result
     judged: Judged
     warnings: tuple[Caution, ...]
     explanation: Mapping[str, str | None]
@@ -266,34 +302,26 @@ def report_of(store: Store, attempt: Attempt) -> Report:
     if not stored:
         raise NoReport(attempt.key, attempt.state, attempt.reason, ended=attempt.ended)
     [row] = stored
-    decision = _decision(row, attempt)
+    timeline = store.attempts.timeline(attempt.run_id)
+    result = _result(row, attempt, timeline)
     questions = _rows(store, QUESTIONS, attempt).sort("ordinal")
     items = _items(store, attempt, questions)
     scored = [item for item in items if item.outcome in ("won", "lost", "tie")]
-    same = (len(scored), sum(item.outcome == "failed" for item in items)) == (
-        decision.rows_scored,
-        decision.rows_failed,
-    )
+    judged = (len(scored), sum(item.outcome == "failed" for item in items))
     return Report(
         attempt=attempt,
         pipeline=pipeline,
         created_at=row["created_at"],
-        decision=decision,
-        judged=Judged(
-            name=row["judge"],
-            setting=attempt.frozen["judge"],
-            model=attempt.frozen.get("judge_model"),
-            ended=attempt.counts.get("judge_ended"),
-            not_reached=attempt.counts.get("not_reached", 0),
-        ),
-        warnings=tuple(Caution(code, warning_sentence(code)) for code in decision.warnings),
+        result=result,
+        judged=_judged(row["judge"], attempt),
+        warnings=tuple(Caution(code, warning_sentence(code)) for code in json.loads(row["warnings"])),
         explanation=attempt_row(attempt, pipeline)["explanation"],
         items=items,
         dimensions=_dimensions(scored),
         training=_training(store, attempt),
         selected=_selected(_rows(store, SELECTIONS, attempt)),
-        timeline=store.attempts.timeline(attempt.run_id),
-        answers_are_newer=attempt.state in _COMPARING or not same,
+        timeline=timeline,
+        answers_are_newer=attempt.state in _COMPARING or judged != (result.rows_scored, result.rows_failed),
         answer_limit=answer_limit(questions, most=attempt.frozen["max_answer_tokens"]),
     )
 
@@ -315,19 +343,35 @@ def _rows(store: Store, table: Table, attempt: Attempt) -> pl.DataFrame:
     return store.lake.scan(table).filter(pl.col("attempt") == attempt.key).collect()
 
 
-def _decision(row: Mapping[str, Any], attempt: Attempt) -> Decision:
-    """The stored verdict as the record that the rules made of it."""
+def _result(row: Mapping[str, Any], attempt: Attempt, timeline: Sequence[Event]) -> Result:
     numbers = (
         *("rows_scored", "rows_failed", "rows_gone", "wins", "losses", "ties", "win_rate", "candidate_mean"),
         *("incumbent_mean", "mean_change", "candidate_pass_rate", "incumbent_pass_rate"),
     )
-    return Decision(
+    said = [event.sentence for event in timeline if event.to_state == "reported"]
+    return Result(
         verdict=cast(ComparedVerdict, row["verdict"]),
+        sentence=said[-1] if said else "",
         bars=tuple(Bar(**bar) for bar in json.loads(row["bars"])),
-        warnings=tuple(json.loads(row["warnings"])),
-        ended_early=attempt.counts.get("judge_ended"),
         standard_error=(attempt.report or {}).get("standard_error"),
         **{name: row[name] for name in numbers},
+    )
+
+
+def _judged(name: str, attempt: Attempt) -> Judged:
+    counts = attempt.counts
+    calls, prompt_tokens, answer_tokens = [*counts.get("judge_used", ()), None, None, None][:3]
+    return Judged(
+        name=name,
+        setting=attempt.frozen["judge"],
+        model=attempt.frozen.get("judge_model"),
+        ended=counts.get("judge_ended"),
+        stopped=counts.get("judge_stopped"),
+        not_reached=counts.get("not_reached", 0),
+        calls=calls,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        nanocents=counts.get("judge_nanocents"),
     )
 
 

@@ -27,6 +27,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from loop_dagster import report_charts, report_words
 from loop_dagster.report_data import Item, Report, Side, Training
 from loop_dagster.rules.decision import ComparedVerdict
+from loop_dagster.rules.money import in_dollars
 from loop_dagster.wire import timestamp
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -58,21 +59,21 @@ def content_security_policy() -> str:
 
 def headline(report: Report) -> str:
     """The verdict in a few words: `Not better than v3`."""
-    verdict = report.decision.verdict
+    verdict = report.result.verdict
     return f"{report_words.VERDICTS[verdict]} {_AGAINST[verdict]} {report.incumbent_name}"
 
 
 def render(report: Report) -> str:
     """The page. The same report gives the same bytes; encode it as UTF-8."""
-    decision = report.decision
+    result = report.result
     unanswered = sum(item.unanswered for item in report.items)
     training = report.training
     page = _environment().get_template("report.html.j2")
     return page.render(
         report=report,
-        decision=decision,
+        result=result,
         headline=headline(report),
-        missed=[bar for bar in decision.bars if not bar.met],
+        missed=result.missed,
         bars=report_words.BARS,
         policy=content_security_policy(),
         style=_asset("report.css"),
@@ -87,9 +88,9 @@ def render(report: Report) -> str:
             bottom=report_charts.BOTTOM,
         ),
         shares=[
-            ("won", "won", decision.wins),
-            ("tied", "tied", decision.ties),
-            ("lost", "lost", decision.losses),
+            ("won", "won", result.wins),
+            ("tied", "tied", result.ties),
+            ("lost", "lost", result.losses),
         ],
         scores=report_charts.scores_chart(report.items),
         scores_said=_scores_said(report),
@@ -111,12 +112,12 @@ def render(report: Report) -> str:
 
 
 def _scores_said(report: Report) -> str:
-    decision = report.decision
-    if decision.candidate_mean is None or decision.incumbent_mean is None:
+    result = report.result
+    if result.candidate_mean is None or result.incumbent_mean is None:
         return ""
     return (
-        f"Scores of {decision.rows_scored:,} samples, in the order of their change. The candidate's average is "
-        f"{decision.candidate_mean:.3f}, the incumbent's {decision.incumbent_mean:.3f}; the dotted line at 0.70 is "
+        f"Scores of {result.rows_scored:,} samples, in the order of their change. The candidate's average is "
+        f"{result.candidate_mean:.3f}, the incumbent's {result.incumbent_mean:.3f}; the dotted line at 0.70 is "
         "where an answer passes."
     )
 
@@ -201,6 +202,7 @@ def _environment() -> Environment:
         "percent": lambda share: "–" if share is None else f"{share:.1%}",
         "score": lambda score: "–" if score is None else f"{score:.3f}",
         "signed": lambda change: "–" if change is None else f"{change:+.4f}",
+        "dollars": in_dollars,
         "needed": report_words.needed,
         "got": report_words.got,
         "rfc3339": timestamp,

@@ -23,16 +23,16 @@ def store(home: Path) -> Store:
 
 def test_the_figures_are_those_of_the_stored_verdict(store: Store) -> None:
     report = report_of(store, compared(store, questions(100)))
-    decision = report.decision
-    assert (decision.verdict, decision.missed_bar) == ("better", None)
-    assert [bar.key for bar in decision.bars][:2] == ["rows_scored", "failures"]
+    result = report.result
+    assert (result.verdict, result.missed) == ("better", ())
+    assert [bar.key for bar in result.bars][:2] == ["rows_scored", "failures"]
     won, lost, tied = (report.count(outcome) for outcome in ("won", "lost", "tie"))
-    assert (won, lost, tied) == (decision.wins, decision.losses, decision.ties) == (63, 12, 25)
-    assert report.candidate_passed == round(decision.candidate_pass_rate * 100)
-    assert report.incumbent_passed == round(decision.incumbent_pass_rate * 100)
+    assert (won, lost, tied) == (result.wins, result.losses, result.ties) == (63, 12, 25)
+    assert report.candidate_passed == round(result.candidate_pass_rate * 100)
+    assert report.incumbent_passed == round(result.incumbent_pass_rate * 100)
     assert [dimension.name for dimension in report.dimensions] == ["correctness", "completeness", "style"]
-    assert report.dimensions[0].candidate / 10 == pytest.approx(decision.candidate_mean)
-    assert report.dimensions[0].change == pytest.approx(decision.mean_change * 10)
+    assert report.dimensions[0].candidate / 10 == pytest.approx(result.candidate_mean)
+    assert report.dimensions[0].change == pytest.approx(result.mean_change * 10)
     assert not report.answers_are_newer
     assert report.explanation["headline"] == "Compared"
 
@@ -66,7 +66,7 @@ def test_each_sample_says_what_became_of_it(store: Store) -> None:
 def test_with_too_few_left_nothing_was_asked(store: Store) -> None:
     report = report_of(store, compared(store, [Question(status="gone")] * 3))
     assert {item.outcome for item in report.items} == {"not_asked"}
-    assert report.decision.verdict == "inconclusive"
+    assert report.result.verdict == "inconclusive"
     assert report.dimensions == ()
 
 
@@ -129,8 +129,8 @@ def test_the_judge_is_named_for_what_it_is(store: Store) -> None:
 def test_a_comparison_that_ended_early_says_why(store: Store) -> None:
     why = "The judge big-judge at judge.example answered 401: it refused the key."
     report = report_of(store, compared(store, questions(100), ended=why, warnings=["judge_unreliable"]))
-    assert report.decision.verdict == "inconclusive"
-    assert why in report.decision.sentence
+    assert report.result.verdict == "inconclusive"
+    assert why in report.result.sentence
     assert [caution.code for caution in report.warnings] == ["judge_unreliable"]
     assert "mostly prefers the longer answer" in report.warnings[0].sentence
 

@@ -6,7 +6,7 @@
   const CUT_CHARACTERS = 2000;
   const CUT_LINES = 40;
   // Characters that show nothing or turn the order of text around are shown by their number instead.
-  const SIGNS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]+/gu;
+  const SIGNS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]+/gu;
 
   const { samples, words, tools } = JSON.parse(document.getElementById("samples").textContent);
   const form = document.getElementById("filters");

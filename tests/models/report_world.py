@@ -105,7 +105,12 @@ def _facts(to: str, decision: Decision, judge: str, ended: str | None, live_vers
     if to == "checkpoint_ready":
         return {"adapter_digest": "a" * 64, "base_digest": "b" * 64, "train_rows": 20, "holdout_rows": 5}
     if to == "evaluating":
-        counts = {"judge": judge, "judge_ended": ended, "gone": decision.rows_gone, "not_reached": 0}
+        counts = {
+            "judge": judge,
+            "judge_ended": ended,
+            "gone": decision.rows_gone,
+            "judge_used": [400, 52_000, 4_800, 0],
+        }
         against = "original" if live_version is None else "version"
         return {"counts": counts, "compared_with": against, "compared_with_version": live_version}
     if to == "reported":
