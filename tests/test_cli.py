@@ -121,6 +121,14 @@ def test_import_counts_and_feedback_changes_a_state(loop: Loop, support: str, tm
     assert "left_out" not in states
 
 
+def test_a_deleted_sample_is_gone_at_once(loop: Loop, support: str, tmp_path: Path) -> None:
+    file = rows(tmp_path / "rows.jsonl", GOOD, {"prompt": "Open?", "completion": "Perhaps."})
+    one, other = loop("import", file, "--pipeline", support, "--json").data["trace_ids"]
+    assert loop("samples", "delete", one, "--json").data == {"deleted": True, "trace_ids": [one], "purged": True}
+    assert [row["trace_id"] for row in loop("samples", "list", "--json").data["traces"]] == [other]
+    assert loop("samples", "delete", one, "--json").status == 4
+
+
 def test_rows_of_an_array_on_one_line_are_told_apart(loop: Loop, support: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([GOOD, PROSE, PROSE]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from typing import cast
 
 from pydantic import ValidationError
@@ -30,6 +31,8 @@ def main() -> None:
     from loop_dagster.cli.output import emit_error, err
 
     as_json = "--json" in sys.argv
+    # What a library plans to rename is of no use to who runs a command.
+    warnings.simplefilter("ignore", FutureWarning)
     # A polite end runs every clean-up, so that no daemon is left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:

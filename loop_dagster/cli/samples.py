@@ -12,12 +12,14 @@ from uuid_utils import uuid7
 
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, out, table
-from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.errors import BadRequest, LeaseBusy, NotFound
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
 from loop_dagster.rules.redaction import redact, redact_message
 from loop_dagster.rules.samples_state import State
+from loop_dagster.store.leases import this_process
 from loop_dagster.store.open import Store
+from loop_dagster.store.purging import purge_deleted
 from loop_dagster.tables import SELECTIONS
 from loop_dagster.wire import timestamp
 
@@ -118,7 +120,10 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; nothing asks without a terminal.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete samples with their feedback: unseen at once, gone from every file with the next round of upkeep."""
+    """Delete samples with their feedback, also from stored training sets and from every file of the installation.
+
+    Finished reports keep their copy under no name; what a step under way still works with goes once it has ended.
+    """
     store = opened()
     for sample in samples:
         if store.samples.get(sample) is None:
@@ -126,10 +131,16 @@ def delete(
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm(f"Delete {len(samples)} samples for good?", abort=True)
     store.inbox.add_tombstones(samples, now=now())
+    try:
+        waiting = purge_deleted(store, holder=f"loop samples delete ({this_process()})").waiting
+    except LeaseBusy:
+        waiting = len(samples)
     if as_json:
-        emit_json({"deleted": True, "trace_ids": samples})
+        emit_json({"deleted": True, "trace_ids": samples, "purged": waiting == 0})
         return
-    out.print(f"Deleted {len(samples):,} samples. Their text leaves every file with the next round of upkeep.")
+    out.print(f"Deleted {len(samples):,} samples: nobody sees them any more.")
+    if waiting:
+        out.print("The text of some leaves the files once the step that works with them has ended (job upkeep).")
 
 
 def feedback(
