@@ -1,6 +1,7 @@
 """`answers`, `judgements`, `report`: both models answer the held-back samples, a judge rates them, the bars decide."""
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import dagster as dg
@@ -12,12 +13,14 @@ from assets.metadata import definition_metadata, records_table, written
 from assets.steps import StepRun, attempt_step, first_step, frozen_judge, utc_now
 from assets.training_set import Results, holdout
 from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
-from loop_dagster.models.judge import Case, judge_answers, open_judge
+from loop_dagster.models.judge import Case, Usage, open_judge
+from loop_dagster.models.judge_answers import Budget, Judged, judge_answers
 from loop_dagster.models.report_pictures import as_markdown, scores_png
 from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
 from loop_dagster.rules.decision import Decision, decide, too_few_left
 from loop_dagster.rules.feedback import agreement
+from loop_dagster.rules.money import Prices, comparison_limit, in_dollars
 from loop_dagster.store.asking import answer_limit, questions_left
 from loop_dagster.tables import ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS, SELECTIONS
 from loop_dagster.tables.base import ATTEMPT_COLUMNS
@@ -96,18 +99,27 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
             judge,
             [Case.from_row(row) for row in asked.iter_rows(named=True)],
             given,
+            budget=(budget := _budget(step)),
+            used_before=Usage(*step.attempt.counts.get("judge_used", ())),
             may_go_on=lambda: not step.lost(),
             journal=step.work_folder("judge") / "judgements.jsonl",
         )
         version = step.write(JUDGEMENTS, judged.frame)
-        step.note_counts(judge=judge.name, judge_ended=judged.ended, not_reached=judged.not_reached)
+        step.note_counts(
+            judge=judge.name,
+            judge_ended=judged.ended,
+            judge_stopped=judged.stopped,
+            not_reached=judged.not_reached,
+            judge_used=judged.total.as_row(),
+            judge_nanocents=budget.cost(judged.total),
+        )
         return dg.MaterializeResult(
             metadata={
                 **written(JUDGEMENTS, rows=judged.frame.height, version=version),
                 "judge": judge.name,
-                "calls": judged.usage.calls,
-                "ended_early": judged.ended or "no",
+                "ended_early": judged.ended or judged.stopped or "no",
                 "not_reached": judged.not_reached,
+                **_used(judged, budget),
             }
         )
 
@@ -153,6 +165,31 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
         )
 
 
+def _budget(step: StepRun) -> Budget:
+    """The judge's prices and the limit of scoring, as the attempt froze them."""
+    frozen = step.attempt.frozen
+    prices = {name: Decimal(price) for name, price in frozen.get("judge_prices", {}).items()}
+    limit = frozen.get("scoring_limit_cents", step.store.settings.scoring_limit_cents)
+    return Budget(prices=Prices(**prices), limit=comparison_limit(limit))
+
+
+def _used(judged: Judged, budget: Budget) -> dict[str, Any]:
+    """What the judge used, as metadata: in this run, and for the attempt with every run and test before."""
+    total = judged.total
+    how = "as the judge's server counted"
+    if total.estimated:
+        how = f"{total.estimated:,} of {total.calls:,} calls estimated, since the server said nothing of them"
+    return {
+        "calls": judged.usage.calls,
+        "calls_for_the_attempt": total.calls,
+        "tokens_read": total.prompt_tokens,
+        "tokens_written": total.answer_tokens,
+        "tokens_counted": how,
+        "cost": in_dollars(budget.cost(total)),
+        "cost_limit": in_dollars(budget.limit),
+    }
+
+
 def decided(step: StepRun) -> Decision:
     """The decision from the stored judgements; whoever applies it derives it anew here."""
     counts = step.attempt.counts
@@ -162,6 +199,8 @@ def decided(step: StepRun) -> Decision:
         answers=step.rows(ANSWERS),
         agreement=agreement(_feedback_of(step)),
         ended_early=counts.get("judge_ended"),
+        stopped=counts.get("judge_stopped"),
+        not_reached=counts.get("not_reached", 0),
         also=["judge_labelled_training_rows"] if counts.get("picked") else [],
     )
 

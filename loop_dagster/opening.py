@@ -304,6 +304,11 @@ def _frozen(store: Store, pipeline: Pipeline, base: BaseModel, *, first: bool) -
         "max_answer_tokens": store.settings.max_answer_tokens,
         "judge": store.settings.judge,
         "judge_model": store.settings.judge_model,
+        "judge_prices": {
+            "input_cents_per_million": str(store.settings.judge_input_cents_per_million),
+            "output_cents_per_million": str(store.settings.judge_output_cents_per_million),
+        },
+        "scoring_limit_cents": store.settings.scoring_limit_cents,
         # Nothing is built on the live version yet, so every attempt trains from the base on all samples.
         "from_base_reason": "first_version" if first else None,
     }

@@ -6,11 +6,14 @@ Does not belong here: anything of a pipeline (that is in the registry), anything
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+from loop_dagster.rules.money import PRICE_DECIMALS, SCORING_CENTS
 
 
 class Settings(BaseSettings):
@@ -36,6 +39,18 @@ class Settings(BaseSettings):
     judge_url: str | None = None
     judge_model: str | None = None
     judge_api_key: SecretStr | None = None
+    judge_concurrency: int = Field(default=32, ge=1, le=256, description="calls to the judge's server at once")
+    judge_timeout_s: float = Field(default=120.0, ge=1, le=3_600, description="seconds for one call to the judge")
+    judge_max_tokens: int = Field(default=2_048, ge=64, le=32_768, description="tokens of a verdict with its reasoning")
+    judge_input_cents_per_million: Decimal = Field(
+        default=Decimal(0), ge=0, le=10**6, decimal_places=PRICE_DECIMALS, description="price of what the judge reads"
+    )
+    judge_output_cents_per_million: Decimal = Field(
+        default=Decimal(0), ge=0, le=10**6, decimal_places=PRICE_DECIMALS, description="price of what the judge writes"
+    )
+    scoring_limit_cents: int = Field(
+        default=SCORING_CENTS, ge=0, le=10**7, description="the most that scoring one attempt may cost"
+    )
 
     max_training_length: int = Field(default=32_768, ge=64, le=32_768, description="tokens; the model's limit if lower")
     max_answer_tokens: int = Field(default=512, ge=8, le=8_192, description="per answer in tests, both models alike")

@@ -71,9 +71,11 @@ class Decision:
     bars: tuple[Bar, ...]
     warnings: tuple[Warning, ...]
     ended_early: str | None
+    stopped: str | None
     rows_scored: int
     rows_failed: int
     rows_gone: int
+    rows_not_reached: int
     wins: int
     losses: int
     ties: int
@@ -104,9 +106,13 @@ class Decision:
         if self.ended_early:
             return f"Inconclusive: the comparison ended before all samples were judged. {self.ended_early}"
         if self.missed is None:
-            return f"Better: every bar is met, over {self.rows_scored:,} held-back samples."
-        head = "Inconclusive" if self.verdict == "inconclusive" else "Not better"
-        return f"{head}: {self.missed.what}"
+            said = f"Better: every bar is met, over {self.rows_scored:,} held-back samples."
+        else:
+            head = "Inconclusive" if self.verdict == "inconclusive" else "Not better"
+            said = f"{head}: {self.missed.what}"
+        if self.stopped:
+            said += f" {self.rows_not_reached:,} samples were not reached, neither failed nor gone. {self.stopped}"
+        return said
 
     def as_row(self) -> dict[str, Any]:
         """The columns of `reports` that are decided here; `bars` and `warnings` as values, not yet as JSON text."""
@@ -126,7 +132,13 @@ class Decision:
         """What lists of attempts show of a report: its figures, and the missed bar with its sentence."""
         row = self.as_row()
         missed = {key: value for key, value in self.missed.as_dict().items() if key != "met"} if self.missed else None
-        return {**row, "missed_bar": missed, "standard_error": self.standard_error}
+        return {
+            **row,
+            "missed_bar": missed,
+            "standard_error": self.standard_error,
+            "rows_not_reached": self.rows_not_reached,
+            "stopped": self.stopped,
+        }
 
 
 def winner(candidate_first: str, incumbent_first: str) -> Literal["candidate", "incumbent", "tie"]:
@@ -153,15 +165,18 @@ def decide(
     answers: pl.DataFrame | None = None,
     agreement: Agreement | None = None,
     ended_early: str | None = None,
+    stopped: str | None = None,
+    not_reached: int = 0,
     also: Sequence[Warning] = (),
 ) -> Decision:
     """The verdict on one attempt, from its rows of `judgements` (rules.md, How it is tested).
 
     `gone`: held-back samples gone before the start. `answers`: the attempt's rows of `answers`, for the warning about a
     judge that prefers what is longer. `ended_early`: why the judge could not go on (key refused, model gone); the
-    comparison is then inconclusive whatever the bars say. Samples that were not reached, for money or for that reason,
-    have no row and are neither failed nor gone. `also`: warnings that the caller knows apply. Raises ValueError for a
-    scored row without scores.
+    comparison is then inconclusive whatever the bars say. `stopped`: why the judge went no further though it could
+    (money); the bars then decide on what was scored, and the sentence says so. The `not_reached` samples, for either
+    reason, have no row and are neither failed nor gone. `also`: warnings that the caller knows apply. Raises ValueError
+    for a scored row without scores.
     """
     rows = judgements.sort("sample_id")  # sums must not depend on the order in which a judge was done
     scored = _scored(rows)
@@ -182,11 +197,19 @@ def decide(
     return Decision(
         verdict=_verdict(bars, ended_early=ended_early),
         bars=bars,
-        warnings=_warnings(scored, failed, answers=answers, agreement=agreement, also=also),
+        warnings=_warnings(
+            scored,
+            failed,
+            answers=answers,
+            agreement=agreement,
+            also=(*also, "no_judge") if ended_early and not _rated(scored) else also,
+        ),
         ended_early=ended_early,
+        stopped=stopped,
         rows_scored=scored.height,
         rows_failed=failed,
         rows_gone=gone,
+        rows_not_reached=not_reached,
         wins=wins,
         losses=losses,
         ties=scored.height - wins - losses,
@@ -246,11 +269,16 @@ def _failures_bar(scored: int, failed: int) -> Bar:
 
 
 def _rubric_bar(scored: pl.DataFrame) -> Bar:
-    rated = scored.filter(pl.col("candidate_ratings").is_not_null() | pl.col("incumbent_ratings").is_not_null()).height
+    rated = _rated(scored)
     # A model that never answers is no reason to call the comparison undecided.
     only_unanswered = scored.height > 0 and bool(scored["unanswered"].all())
     what = f"At least one sample must be rated on the rubric; {rated:,} were."
     return Bar("rubric", what, None, None, rated > 0 or only_unanswered)
+
+
+def _rated(scored: pl.DataFrame) -> int:
+    """Samples of which the judge rated at least one answer."""
+    return scored.filter(pl.col("candidate_ratings").is_not_null() | pl.col("incumbent_ratings").is_not_null()).height
 
 
 def _change_bar(change: float | None, incumbent: float | None, error: float | None) -> Bar:

@@ -46,7 +46,7 @@ _BEGINS: Final = re.compile(r"\{(?=\s*[\"}])")
 #: Marks around a verdict that are no words: emphasis, a fence, a tag such as <answer>.
 _MARKS: Final = re.compile(r"(?:[\s*_`~]|</?[a-z_|:]{1,24}>|(?<=```)json)+", re.IGNORECASE)
 #: What quoting changes: spacing, quotation marks, escapes and emphasis.
-_SPELLING: Final = re.compile(r"[\s\\\"'`*_]+")
+_SPELLING: Final = re.compile(r"(?:\\[nrt]|[\s\\\"'`*_])+")
 
 Preference = Literal["first", "second", "tie"]
 _WORDS: Final[Mapping[str, Preference]] = {"first": "first", "second": "second", "tie": "tie"}
@@ -104,7 +104,7 @@ def _word(text: str) -> Preference | None:
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What a judge said after its reasoning. `own`: all of it is surely the judge's, so no part is a quotation's end."""
+    """What a judge said after its reasoning. `own`: it is surely that, and not the end of something quoted."""
 
     text: str
     own: bool

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loop_dagster.models.judge import DIMENSIONS, Case, judge_answers, score
+from loop_dagster.models.judge import DIMENSIONS, Case, score
+from loop_dagster.models.judge_answers import judge_answers
 from loop_dagster.models.reference_judge import NAME, TIE_BAND, ReferenceJudge
 
 JUDGE = ReferenceJudge()
