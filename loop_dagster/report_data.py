@@ -236,6 +236,7 @@ class Report:
     tokens that both models could answer with.
     """
 
+    workspace: str
     attempt: Attempt
     pipeline: Pipeline
     created_at: datetime
@@ -309,6 +310,7 @@ def report_of(store: Store, attempt: Attempt) -> Report:
     scored = [item for item in items if item.outcome in ("won", "lost", "tie")]
     judged = (len(scored), sum(item.outcome == "failed" for item in items))
     return Report(
+        workspace=store.registry.workspace,
         attempt=attempt,
         pipeline=pipeline,
         created_at=row["created_at"],

@@ -19,16 +19,16 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from jinja2.utils import htmlsafe_json_dumps
+from typing import TYPE_CHECKING, Any, Final
 
 from loop_dagster import report_charts, report_words
 from loop_dagster.report_data import Item, Report, Side, Training
 from loop_dagster.rules.decision import ComparedVerdict
 from loop_dagster.rules.money import in_dollars
 from loop_dagster.wire import timestamp
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 #: Half of a surrogate pair is no text and has no UTF-8; in JSON it can be named.
@@ -134,6 +134,8 @@ def _curve_said(training: Training) -> str:
 
 def _data(report: Report) -> str:
     """The samples as JSON that cannot end the element it stands in."""
+    from jinja2.utils import htmlsafe_json_dumps
+
     tools: dict[str, int] = {}
     samples = [_sample(item, tools) for item in report.items]
     words = {
@@ -189,6 +191,8 @@ def _compact(value: Any, **_: Any) -> str:
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only a page needs it
+
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from loop_dagster.cli import attempts, demo, doctor, importing, pipelines, running, samples, versions
+from loop_dagster.cli import attempts, demo, doctor, importing, pipelines, reports, running, samples, versions
 
 app = typer.Typer(
     name="loop",
@@ -20,6 +20,7 @@ app.add_typer(versions.app, name="versions", help="List what went live.")
 app.command("import")(importing.import_)
 app.command("feedback")(samples.feedback)
 app.command("train")(attempts.train)
+app.command("report")(reports.report)
 app.command("ask")(versions.ask)
 app.command("init")(running.init)
 app.command("run")(running.run)

@@ -3,6 +3,7 @@
 Belongs here: the OpenAI-compatible wire on loopback, the note that says where the process listens, and `ask`,
 `ask_both` and `prepare`, which find it by that note. Does not belong here: what is loaded when (`live.py`), keys and
 recording (the gateway in `api/`), which stands in front of this for anybody who is not on this machine.
+Reports are shown here as pages too (`report_route.py`), since this process is there wherever people look at assets.
 
 Answers are greedy unless a call asks for a temperature, as in the tests that a version passed.
 """
@@ -41,6 +42,7 @@ from loop_dagster.models.engine import Answer, Request, open_engine
 from loop_dagster.models.live import LiveModels, base_path
 from loop_dagster.models.template import Template
 from loop_dagster.models.wire_text import Cutter, request_of
+from loop_dagster.report_route import report_route
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.versions import Version
@@ -216,6 +218,7 @@ def build_app(store: Store, models: LiveModels) -> Starlette:
             Route("/v1/models", server.models),
             Route("/v1/chat/completions", server.complete, methods=["POST"]),
             Route("/internal/prepare", server.prepare, methods=["POST"]),
+            report_route(store),
         ],
         exception_handlers={LoopError: _refused},
     )
