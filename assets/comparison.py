@@ -18,6 +18,7 @@ from loop_dagster.models.judge_answers import Budget, Judged, judge_answers
 from loop_dagster.models.report_pictures import as_markdown, scores_png
 from loop_dagster.opening import frozen_base
 from loop_dagster.partitions import ATTEMPTS
+from loop_dagster.report_route import page_url
 from loop_dagster.rules.decision import Decision, decide, too_few_left
 from loop_dagster.rules.feedback import agreement
 from loop_dagster.rules.money import Prices, comparison_limit, in_dollars
@@ -128,7 +129,7 @@ def judgements(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Ma
     deps=[judgements],
     partitions_def=ATTEMPTS,
     group_name=GROUP,
-    description=REPORTS.meaning,
+    description=f"{REPORTS.meaning}; `loop report <attempt> --html` writes it as a page with every conversation",
     metadata=definition_metadata(REPORTS),
     kinds={"deltalake"},
     check_specs=[
@@ -154,6 +155,7 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
                 "judge": row["judge"],
                 "bars": records_table([bar.as_dict() for bar in decision.bars]),
                 "warnings": ", ".join(decision.warnings) or "none",
+                **_page(step),
                 **pictures,
             }
         )
@@ -163,6 +165,15 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             severity=dg.AssetCheckSeverity.WARN,
             metadata={"verdict": decision.verdict, "missed_bar": decision.missed_bar or "none"},
         )
+
+
+def _page(step: StepRun) -> dict[str, Any]:
+    """How to see the report with its conversations: the command, and the page while this machine serves."""
+    url = page_url(step.store.settings, step.attempt.key)
+    return {
+        "page_command": f"loop report {step.attempt.key} --html",
+        **({"page": dg.MetadataValue.url(url)} if url else {}),
+    }
 
 
 def _budget(step: StepRun) -> Budget:

@@ -122,6 +122,7 @@ def _tell(store: Store, pipeline: Pipeline, answers: list[dict[str, Any]], secon
         "\nWhere to look next (`source .venv/bin/activate` makes `loop` a plain word)\n"
         f'  loop ask {pipeline.tag} "a question of yours"   ask the live version\n'
         f"  loop attempts show {attempt.key}   its timeline and bars\n"
+        f"  loop report {attempt.key} --html   every held-back conversation, both answers side by side, as one page\n"
         "  make dev                          Dagster's UI: lineage, curve and scores of each attempt\n"
         "  docs/first-own-model.md           your own file, model and judge",
         highlight=False,

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 import tiny
 
 pytestmark = pytest.mark.loop
+
+
+def shown_in_dagster(installation):
+    """Metadata of the report asset, as its page in Dagster's UI has it."""
+    with dg.DagsterInstance.from_config(str(installation.home / "dagster")) as instance:
+        event = instance.get_latest_materialization_event(dg.AssetKey("report"))
+    return event.asset_materialization.metadata
 
 
 def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model, conversations):
@@ -38,6 +46,19 @@ def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model
     assert all(bar["met"] for bar in shown["bars"])
     assert shown["timeline"][0]["state"] == "built"
     assert shown["timeline"][-1]["state"] == "promoted"
+
+    report = loop("report", "1", "--json").data
+    assert (report["evaluation"]["verdict"], report["evaluation"]["rows_scored"], report["total"]) == (
+        "better",
+        100,
+        100,
+    )
+    assert {item["trace_id"] is None for item in report["items"]} == {False}
+    page = loop("report", attempt["run_id"], "--html", "--out", "-").text
+    assert "<h1>Better than the base model</h1>" in page
+    assert shown_in_dagster(installation)["page"].value == (
+        f"http://127.0.0.1:{installation.port}/reports/{attempt['pipeline_id']}/0001"
+    )
 
     fact = tiny.facts(220, seed=1)[7]
     question, _ = tiny.conversation(fact, 0)
