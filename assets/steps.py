@@ -108,8 +108,8 @@ def attempt_step(
 ) -> Iterator[StepRun]:
     """Frame of one asset body of a claimed step; `ends` marks the job's last asset, which closes the claim.
 
-    A LoopError fails the attempt with its code and sentence; any other error closes the claim as failed, and the
-    attempt is tried again.
+    A LoopError fails the attempt with its code and sentence, unless it may pass; that one and any other error close the
+    claim as failed, and the step is tried again.
     """
     attempt = _attempt_of(context, store)
     try_no = int(context.run.tags.get(TRY_TAG, attempt.try_no))
@@ -121,10 +121,16 @@ def attempt_step(
         except (LeaseLost, dg.DagsterExecutionInterruptedError):
             raise  # cancelled or taken over: whoever did that also says what becomes of the attempt
         except LoopError as error:
-            store.attempts.fail(attempt.run_id, code=error.code, sentence=error.message, now=utc_now())
+            if error.passes:
+                store.attempts.remark(attempt.run_id, error.message, now=utc_now(), code=error.code)
+            else:
+                store.attempts.fail(attempt.run_id, code=error.code, sentence=error.message, now=utc_now())
             store.attempts.end_step(attempt.run_id, step, try_no, "failed", now=utc_now())
             raise dg.Failure(description=f"{error.code}: {error.message}", allow_retries=False) from error
-        except Exception:
+        except Exception as error:
+            # Its text may quote a sample, so only its kind goes on record.
+            sentence = f"The {step} stopped with {type(error).__name__}; the log of its run says where."
+            store.attempts.remark(attempt.run_id, sentence, now=utc_now(), code="STEP_BROKE")
             store.attempts.end_step(attempt.run_id, step, try_no, "failed", now=utc_now())
             raise
         if ends:

@@ -24,6 +24,8 @@ class LoopError(Exception):
 
     code: ClassVar[str] = "INTERNAL_ERROR"
     exit_code: ClassVar[int] = EXIT_FAILED
+    #: Whether the same thing done again may well succeed: then a step of an attempt is tried again, not failed.
+    passes: ClassVar[bool] = False
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -142,6 +144,7 @@ class LeaseLost(LoopError):
 class LeaseBusy(LoopError):
     """Somebody else holds the lease and it has not expired."""
 
+    passes = True
     code = "LEASE_BUSY"
     exit_code = EXIT_UNAVAILABLE
 
@@ -218,6 +221,7 @@ class LakeSchemaMismatch(LoopError):
 class LakeConflict(LoopError):
     """Another writer changed the same rows each time that this one tried to commit."""
 
+    passes = True
     code = "LAKE_CONFLICT"
     exit_code = EXIT_UNAVAILABLE
 
@@ -295,6 +299,7 @@ class JudgeRefused(LoopError):
 class RegistryUnavailable(LoopError):
     """The registry's database does not answer. `where` is its URL without any password."""
 
+    passes = True
     code = "REGISTRY_UNAVAILABLE"
     exit_code = EXIT_UNAVAILABLE
 
@@ -366,11 +371,15 @@ class RegistryTooNew(LoopError):
 
 
 class ChildFailed(LoopError):
-    """A process that trains, answers or merges ended without a result; `code` is the one that it ended with."""
+    """A process that trains, answers or merges ended without a result; `code` is the one that it ended with.
+
+    CHILD_ENDED, where it ended without a word, is what a kill looks like: it may go well the next time.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code  # type: ignore[misc]  # the child's own code
+        self.passes = code == "CHILD_ENDED"  # type: ignore[misc]  # as `code`
 
 
 class Stopped(LoopError):

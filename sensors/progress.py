@@ -7,7 +7,7 @@ import dagster as dg
 from assets.steps import ATTEMPT_TAG, STEP_TAG, TRY_TAG
 from loop_dagster.jobs import STEP_JOBS
 from loop_dagster.partitions import ATTEMPTS
-from loop_dagster.rules.progress import Evidence, RunStatus, next_action, tries_of
+from loop_dagster.rules.progress import MOST_TRIES, Evidence, RunStatus, next_action, tries_of
 from loop_dagster.rules.states import Step, step_of
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
@@ -44,12 +44,14 @@ def progress(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
         elif action == "try_again":
             fresh = stores.attempts.next_try(attempt.run_id, expect_try=attempt.try_no, now=now)
             requests.append(request(fresh, step, fresh.try_no))
+            sentence = f"The {step} ended before its end; it is tried again ({tries_of(fresh.try_no)} of {MOST_TRIES})."
+            stores.attempts.remark(attempt.run_id, sentence, now=now)
         elif action == "give_up":
             stores.attempts.fail(
                 attempt.run_id,
                 code="STEP_LOST",
-                sentence=f"The {step} was started {tries_of(attempt.try_no)} times and its process was gone each time. "
-                "The runs of the attempt in Dagster's UI show why.",
+                sentence=f"The {step} was started {tries_of(attempt.try_no)} times and did not come to its end. "
+                f"The last that was heard of it: {attempt.reason}",
                 now=now,
             )
     keys = [key for one in requests if (key := str(one.partition_key))]

@@ -193,6 +193,18 @@ class Attempts:
                 connection.execute(sa.update(attempts).where(self._is(run_id)).values(**fields))
             return self._get(connection, run_id)
 
+    def remark(
+        self, run_id: str, sentence: str, *, now: datetime, code: str | None = None, actor: str = LOOP
+    ) -> Attempt:
+        """Put a sentence on the timeline without a move, and as the attempt's last one; nothing once it has ended."""
+        with self.registry.write() as connection:
+            old = self._get(connection, run_id, lock=True)
+            if old.ended:
+                return old
+            connection.execute(sa.update(attempts).where(self._is(run_id)).values(reason=sentence))
+            self._say(connection, run_id, old.state, sentence, now=now, actor=actor, error_code=code)
+            return self._get(connection, run_id)
+
     def fail(self, run_id: str, *, code: str, sentence: str, now: datetime, actor: str = LOOP) -> Attempt:
         """Move it to `failed` with a code. One that has ended already stays as it is, so saying it twice is safe."""
         with self.registry.write() as connection:
