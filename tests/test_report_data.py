@@ -48,7 +48,9 @@ def test_each_sample_says_what_became_of_it(store: Store) -> None:
         Question(status="gone"),
         Question(status="not_reached"),
     ]
-    items = report_of(store, compared(store, asked)).items
+    report = report_of(store, compared(store, asked))
+    items = report.items
+    assert (report.judged.not_reached, report.result.rows_gone, report.result.rows_failed) == (1, 1, 1)
     assert [item.outcome for item in items] == [
         *("won", "lost", "tie", "tie", "lost", "failed", "gone", "not_reached"),
     ]

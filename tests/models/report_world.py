@@ -90,32 +90,29 @@ def compared(
     attempt = store.attempts.open_attempt(pipeline.pipeline_id, trigger="data", frozen=frozen, now=NOW)
     assert attempt is not None
     decision = _write(store, attempt, asked, judge=judge, ended=ended, warnings=warnings, live_version=live_version)
+    counts = {
+        "judge": judge,
+        "judge_ended": ended,
+        "judge_used": [400, 52_000, 4_800, 0],
+        "gone": decision.rows_gone,
+        "not_reached": sum(question.status == "not_reached" for question in asked),
+    }
+    facts: dict[str, dict[str, Any]] = {
+        "checkpoint_ready": {"adapter_digest": "a" * 64, "base_digest": "b" * 64, "train_rows": 20, "holdout_rows": 5},
+        "evaluating": {
+            "counts": counts,
+            "compared_with": "original" if live_version is None else "version",
+            "compared_with_version": live_version,
+        },
+        "reported": {"verdict": decision.verdict, "report": decision.summary()},
+    }
     for minute, to in enumerate(FLOW[1 : FLOW.index("reported") + 1], start=1):
         sentence = decision.sentence if to == "reported" else f"It is {to}."
         at = NOW + timedelta(minutes=minute)
-        attempt = store.attempts.move(
-            attempt.run_id, to, sentence, now=at, **_facts(to, decision, judge, ended, live_version)
-        )
+        attempt = store.attempts.move(attempt.run_id, to, sentence, now=at, **facts.get(to, {}))
     if state != "reported":
         attempt = store.attempts.move(attempt.run_id, state, "On.", now=NOW + timedelta(hours=1))  # type: ignore[arg-type]
     return attempt
-
-
-def _facts(to: str, decision: Decision, judge: str, ended: str | None, live_version: int | None) -> dict[str, Any]:
-    if to == "checkpoint_ready":
-        return {"adapter_digest": "a" * 64, "base_digest": "b" * 64, "train_rows": 20, "holdout_rows": 5}
-    if to == "evaluating":
-        counts = {
-            "judge": judge,
-            "judge_ended": ended,
-            "gone": decision.rows_gone,
-            "judge_used": [400, 52_000, 4_800, 0],
-        }
-        against = "original" if live_version is None else "version"
-        return {"counts": counts, "compared_with": against, "compared_with_version": live_version}
-    if to == "reported":
-        return {"verdict": decision.verdict, "report": decision.summary()}
-    return {}
 
 
 def _write(
