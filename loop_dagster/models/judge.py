@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from loop_dagster.errors import BadRequest, JudgeUnreadable
@@ -49,12 +49,15 @@ DIMENSIONS: tuple[str, ...] = tuple(dimension.name for dimension in RUBRIC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One question that answers are judged on. Without `right_answer` they are rated on the rubric alone."""
+    """One question that answers are judged on. Without `right_answer` they are rated on the rubric alone.
+
+    Its representation shows no text, wherever a traceback prints it.
+    """
 
     sample_id: str
-    messages: Sequence[Message]
-    tools: Sequence[Message] | None = None
-    right_answer: Message | None = None
+    messages: Sequence[Message] = field(repr=False)
+    tools: Sequence[Message] | None = field(default=None, repr=False)
+    right_answer: Message | None = field(default=None, repr=False)
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Case:

@@ -133,8 +133,8 @@ class _Sample:
     """One case, both answers, and what is known of its calls so far. `key` stands for all that the judge is shown."""
 
     case: Case
-    candidate: Message | None
-    incumbent: Message | None
+    candidate: Message | None = field(repr=False)
+    incumbent: Message | None = field(repr=False)
     key: str
     calls: tuple[Call, ...]
     said: dict[Call, Any] = field(default_factory=dict)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import random
 import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from loop_dagster.errors import BadRequest, JudgeRefused, JudgeRejected, JudgeUnavailable, JudgeUnreadable
 from loop_dagster.models.judge import Usage
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 #: Tries of one call, with random waits of up to 1, 2, 4, 8, 16 s between them unless the server names its own.
 TRIES: Final = 6
 BACKOFF_S: Final = 1.0
-#: The longest wait that is granted to a server, and how long a call goes on while the server only limits the rate.
-LONGEST_WAIT_S, PATIENCE_S = 300.0, 600.0
+#: The longest wait that is granted to a server; how long a call goes on while the server only limits the rate, which it
+#: does as long as a reply has come through within the last so many seconds.
+LONGEST_WAIT_S, PATIENCE_S, ALIVE_S = 300.0, 600.0, 60.0
 #: Bytes of a reply; a verdict has a few hundred.
 MOST_BYTES: Final = 4 * 2**20
 #: Tokens of an answer that are asked for when the server has no room for more: a verdict without reasoning.
@@ -82,23 +84,28 @@ _CUT: Final = frozenset({"length", "max_tokens", "model_length", "content_filter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One call: what the judge is told, the properties of the object that it is to reply, and what it could quote."""
+    """One call: what the judge is told, the properties of the object that it is to reply, and what it could quote.
+
+    Its representation shows no text, wherever a traceback prints it.
+    """
 
     asked: Literal["ratings", "preference"]
-    system: str
-    user: str
+    system: str = field(repr=False)
+    user: str = field(repr=False)
     properties: Mapping[str, Any]
-    shown: Sequence[str] = ()
+    shown: Sequence[str] = field(default=(), repr=False)
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
+        """Bytes of its texts."""
         return len(self.system.encode()) + len(self.user.encode())
 
 
-class _Answered(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Answered:
     status: int
     retry_after: str | None
-    text: str
+    text: str = field(repr=False)
 
 
 class JudgeServer:
@@ -137,7 +144,7 @@ class JudgeServer:
         self._refused: JudgeRefused | None = None
         self._end = threading.Event()
         self._not_before = 0.0
-        self._good = 0
+        self._good_at = -math.inf
         self._count = threading.Lock()
         self._usage = Usage()
 
@@ -162,7 +169,7 @@ class JudgeServer:
 
     def most(self, question: Question) -> Usage:
         """The most that a call can use: as many tokens as bytes, and all that it may answer with."""
-        size = question.bytes + len(json.dumps(_format(question))) + TEMPLATE_TOKENS
+        size = question.size + len(json.dumps(_format(question))) + TEMPLATE_TOKENS
         return Usage(1, size, self._max_tokens)
 
     def stop(self) -> None:
@@ -181,10 +188,10 @@ class JudgeServer:
         import httpx
 
         began = time.monotonic()
-        tried = 0
+        tried = waits = 0
         while True:
             self._wait_for_all()
-            good, status, wait_s = self._good, 0, None
+            status, wait_s = 0, None
             try:
                 answered = self._send(question)
             except httpx.RequestError as error:  # its message may name a proxy with a password: the class is enough
@@ -197,17 +204,20 @@ class JudgeServer:
                 body = _parsed(answered.text)
                 status = _status_in(body) if answered.status == 200 else answered.status
                 if status == 200 and body is not _NO_JSON:
-                    self._good += 1
+                    self._good_at = time.monotonic()
                     return body if isinstance(body, dict) else {}
                 found = f"status {status}" if status != 200 else "a reply that is no JSON"  # mostly a proxy's page
                 wait_s = self._look(status, body, answered.retry_after)
-            # While others get through, a server that limits the rate is neither down nor full.
-            limited = status == 429 and self._good > good and time.monotonic() - began < PATIENCE_S
+            # While others get through, a server that limits the rate is not down: that uses up no try.
+            now = time.monotonic()
+            limited = status == 429 and now - self._good_at < ALIVE_S and now - began < PATIENCE_S
+            waits += 1
             tried += not limited
             if tried >= self._tries:
                 raise JudgeUnavailable(self._model, self._where, found, tried)
             if wait_s is None:
-                self._end.wait(random.uniform(0.5, 1) * min(self._backoff_s * 2 ** max(0, tried - 1), LONGEST_WAIT_S))  # noqa: S311 - jitter
+                most_s = min(self._backoff_s * 2 ** min(waits - 1, 16), LONGEST_WAIT_S / 5)
+                self._end.wait(random.uniform(0.5, 1) * most_s)  # noqa: S311 - jitter
 
     def _wait_for_all(self) -> None:
         """Wait until the moment that a Retry-After named, and a little longer; raise when there is no further try."""
@@ -297,7 +307,7 @@ class JudgeServer:
         total = _tokens(given, "total_tokens")
         guessed = prompt is None or answer is None
         if prompt is None:
-            prompt = question.bytes // BYTES_PER_TOKEN + TEMPLATE_TOKENS
+            prompt = question.size // BYTES_PER_TOKEN + TEMPLATE_TOKENS
         if answer is None:
             answer = len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN + 1
         elif total is not None:
@@ -323,7 +333,7 @@ def _address(url: str) -> httpx.URL:
         address = httpx.URL(url.strip())
     except httpx.InvalidURL:
         raise BadRequest("LOOP_JUDGE_URL is no address. It looks like https://judge.example/v1.") from None
-    if address.scheme not in ("http", "https") or not address.host:
+    if address.scheme not in ("http", "https") or not re.fullmatch(r"[\w.:%-]+", address.host):
         raise BadRequest("LOOP_JUDGE_URL must be an http(s) address such as https://judge.example/v1.")
     secret = any(re.search(r"key|token|sig|secret|password", name, re.IGNORECASE) for name in address.params)
     if address.userinfo or secret:

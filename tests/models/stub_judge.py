@@ -35,18 +35,25 @@ class Shown:
 
 @dataclass
 class Reply:
-    """Raw: status, headers and body; `delay_s` before it; null status closes the connection without a word."""
+    """Raw: status, headers and body; `delay_s` before it; null status closes the connection without a word.
+
+    With `trickle_s` the body goes out one byte at a time, so many seconds apart.
+    """
 
     status: int | None = 200
     body: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    trickle_s: float = 0.0
 
 
-def completion(text: str | None, finish: str = "stop") -> Reply:
-    message = {"role": "assistant", "content": text}
-    usage = {"prompt_tokens": 100, "completion_tokens": 10}
-    return Reply(body=json.dumps({"choices": [{"message": message, "finish_reason": finish}], "usage": usage}))
+USAGE = {"prompt_tokens": 100, "completion_tokens": 10}
+
+
+def completion(content: Any, finish: str | None = "stop", *, usage: Any = USAGE, **message: Any) -> Reply:
+    """A chat completion; `message` adds to, or replaces, what is in its message."""
+    said = {"role": "assistant", "content": content, **message}
+    return Reply(body=json.dumps({"choices": [{"message": said, "finish_reason": finish}], "usage": usage}))
 
 
 def rating(value: Any = 8) -> str:
@@ -54,7 +61,8 @@ def rating(value: Any = 8) -> str:
 
 
 def read(body: dict[str, Any]) -> Shown:
-    system, user = (message["content"] for message in body["messages"])
+    # A server whose template has no system message gets both in one.
+    system, user = ([message["content"] for message in body["messages"]] * 2)[:2]
     fence = re.search(r"BEGIN ([0-9a-f]+) ", system)
     assert fence is not None
     blocks, task = {}, user
@@ -79,7 +87,7 @@ class StubJudge:
             wbufsize = 1 << 16  # head and body leave together, so that no delayed acknowledgement is waited for
 
             def do_POST(self) -> None:
-                assert self.path == "/v1/chat/completions"
+                assert self.path.partition("?")[0] == "/v1/chat/completions"
                 assert self.headers["Authorization"] == f"Bearer {KEY}"
                 shown = read(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 with lock:
@@ -99,7 +107,13 @@ class StubJudge:
                 for name, value in {**answer.headers, "Content-Length": str(len(data))}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(data)
+                if not answer.trickle_s:
+                    self.wfile.write(data)
+                    return
+                for at in range(len(data)):
+                    self.wfile.write(data[at : at + 1])
+                    self.wfile.flush()
+                    time.sleep(answer.trickle_s)
 
             def log_message(self, *_: Any) -> None:
                 pass

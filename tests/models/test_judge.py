@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from judge_world import BAD, GOOD, answers_of, both_of, case_of, judge_of, verdict
 from stub_judge import KEY, Reply, Shown, StubJudge, completion, rating
 
 from loop_dagster.errors import BadRequest, JudgeRefused, JudgeRejected, JudgeUnavailable, JudgeUnreadable, LoopError
@@ -24,64 +24,13 @@ from loop_dagster.models.reference_judge import NAME, ReferenceJudge
 from loop_dagster.settings import Settings
 from loop_dagster.tables import JUDGEMENTS
 
-GOOD = {"role": "assistant", "content": "The headquarters are in Lyon."}
-BAD = {"role": "assistant", "content": "Somewhere else entirely, in Oslo."}
-
-
-def _case(at: int = 0, **fields: Any) -> Case:
-    question = [{"role": "user", "content": f"Where are the headquarters of company {at}?"}]
-    return Case(sample_id=f"s{at:03}", messages=question, **{"right_answer": GOOD, **fields})
-
-
-def _answers(rows: list[tuple[str, str, dict[str, Any] | None, str]]) -> pl.DataFrame:
-    return pl.DataFrame(
-        [(key, side, json.dumps(answer) if answer else None, finish) for key, side, answer, finish in rows],
-        schema={"sample_id": pl.String, "side": pl.String, "answer": pl.String, "finish": pl.String},
-        orient="row",
-    )
-
-
-def _both(
-    cases: list[Case], candidate: dict[str, Any] | None = GOOD, incumbent: dict[str, Any] | None = BAD
-) -> pl.DataFrame:
-    return _answers(
-        [
-            (case.sample_id, side, answer, "stop" if answer else "empty")
-            for case in cases
-            for side, answer in (("candidate", candidate), ("incumbent", incumbent))
-        ]
-    )
-
-
-@contextmanager
-def _judge(reply: Callable[[Shown], Reply], **options: Any) -> Iterator[tuple[OpenAIJudge, StubJudge]]:
-    with StubJudge(reply) as stub:
-        judge = OpenAIJudge(
-            url=stub.url,
-            model="judge-1",
-            key=KEY,
-            **{"timeout_s": 5.0, "backoff_s": 0.001, "concurrency": 8, **options},
-        )
-        yield judge, stub
-        judge.close()
-
-
-def _verdict(shown: Shown, *, likes: Callable[[str], float] = lambda text: 10 * ("Lyon" in text)) -> Reply:
-    """A judge with one opinion of each text."""
-    if not shown.asks_preference:
-        return completion(rating(likes(shown.answers[0])))
-    first, second = map(likes, shown.answers)
-    preference = "tie" if first == second else "first" if first > second else "second"
-    return completion(json.dumps({"better": preference}))
-
-
 # --- the rules of a sample -------------------------------------------------------------------------------------------
 
 
 def test_four_calls_a_sample_blind_and_in_both_orders() -> None:
-    cases = [_case(at) for at in range(5)]
-    with _judge(_verdict) as (judge, stub):
-        judged = judge_answers(judge, cases, _both(cases))
+    cases = [case_of(at) for at in range(5)]
+    with judge_of(verdict) as (judge, stub):
+        judged = judge_answers(judge, cases, both_of(cases))
     assert judged.frame.schema == JUDGED_SCHEMA
     assert list(JUDGED_SCHEMA) == [
         name for name in JUDGEMENTS.schema if name not in ("attempt", "pipeline_id", "attempt_no")
@@ -107,13 +56,13 @@ def test_four_calls_a_sample_blind_and_in_both_orders() -> None:
 
 @pytest.mark.parametrize(("picks", "winners"), [("first", {"tie"}), ("second", {"tie"}), ("tie", {"tie"})])
 def test_a_judge_that_looks_at_the_place_alone_gives_only_ties(picks: str, winners: set[str]) -> None:
-    cases = [_case(at) for at in range(10)]
+    cases = [case_of(at) for at in range(10)]
 
     def reply(shown: Shown) -> Reply:
         return completion(picks) if shown.asks_preference else completion(rating())
 
-    with _judge(reply) as (judge, _):
-        frame = judge_answers(judge, cases, _both(cases)).frame
+    with judge_of(reply) as (judge, _):
+        frame = judge_answers(judge, cases, both_of(cases)).frame
     assert set(frame["winner"]) == winners
     expected = {"first": ("candidate", "incumbent"), "second": ("incumbent", "candidate"), "tie": ("tie", "tie")}[picks]
     assert set(zip(frame["candidate_first"], frame["incumbent_first"], strict=True)) == {expected}
@@ -125,22 +74,22 @@ def test_one_order_alone_is_a_tie() -> None:
             return completion(rating())
         return completion("first" if "Lyon" in shown.answers[0] else "tie")
 
-    with _judge(reply) as (judge, _):
-        frame = judge_answers(judge, [_case()], _both([_case()])).frame
+    with judge_of(reply) as (judge, _):
+        frame = judge_answers(judge, [case_of()], both_of([case_of()])).frame
     assert (frame["candidate_first"][0], frame["incumbent_first"][0], frame["winner"][0]) == ("candidate", "tie", "tie")
 
 
 def test_a_judge_that_prefers_the_longer_answer_shows_in_the_judgements() -> None:
-    cases = [_case(at) for at in range(6)]
-    with _judge(lambda shown: _verdict(shown, likes=lambda text: min(10, len(text) / 10))) as (judge, _):
-        frame = judge_answers(judge, cases, _both(cases)).frame
+    cases = [case_of(at) for at in range(6)]
+    with judge_of(lambda shown: verdict(shown, likes=lambda text: min(10, len(text) / 10))) as (judge, _):
+        frame = judge_answers(judge, cases, both_of(cases)).frame
     assert set(frame["winner"]) == {"incumbent"}  # the longer one each time: the report's warning counts just this
 
 
 @pytest.mark.parametrize("finish", ["empty", "error", "too_long"])
 def test_a_missing_answer(finish: str) -> None:
-    cases = [_case(at) for at in range(4)]
-    answers = _answers(
+    cases = [case_of(at) for at in range(4)]
+    answers = answers_of(
         [
             ("s000", "candidate", None, finish),
             ("s000", "incumbent", GOOD, "stop"),
@@ -152,7 +101,7 @@ def test_a_missing_answer(finish: str) -> None:
             ("s003", "incumbent", BAD, "stop"),
         ]
     )
-    with _judge(_verdict) as (judge, stub):
+    with judge_of(verdict) as (judge, stub):
         rows = judge_answers(judge, cases, answers).frame.to_dicts()
     alone, neither, incumbent_missing, cut = rows
     nothing = {"error_code": None, "candidate_ratings": None, "candidate_first": None, "incumbent_first": None}
@@ -180,7 +129,7 @@ def test_a_missing_answer(finish: str) -> None:
 
 def test_sides_that_were_never_asked_are_an_error_not_a_loss() -> None:
     with pytest.raises(LoopError, match="1 of 2 answers"):
-        judge_answers(ReferenceJudge(), [_case()], _both([_case()]).head(1))
+        judge_answers(ReferenceJudge(), [case_of()], both_of([case_of()]).head(1))
 
 
 # --- what a judge says -----------------------------------------------------------------------------------------------
@@ -198,8 +147,8 @@ def test_sides_that_were_never_asked_are_an_error_not_a_loss() -> None:
     ],
 )
 def test_readable_ratings(text: str) -> None:
-    with _judge(lambda _: completion(text)) as (judge, stub):
-        assert judge.rate(_case(), GOOD) == dict.fromkeys(DIMENSIONS, 7.0)
+    with judge_of(lambda _: completion(text)) as (judge, stub):
+        assert judge.rate(case_of(), GOOD) == dict.fromkeys(DIMENSIONS, 7.0)
     assert len(stub.seen) == 1
 
 
@@ -219,8 +168,8 @@ def test_readable_ratings(text: str) -> None:
     ],
 )
 def test_an_unreadable_reply_is_asked_once_more_then_the_sample_is_failed(reply: Reply) -> None:
-    with _judge(lambda _: reply, concurrency=1) as (judge, stub):
-        [row] = judge_answers(judge, [_case()], _both([_case()])).frame.to_dicts()
+    with judge_of(lambda _: reply, concurrency=1) as (judge, stub):
+        [row] = judge_answers(judge, [case_of()], both_of([case_of()])).frame.to_dicts()
     assert (row["status"], row["error_code"]) == ("failed", "JUDGE_UNREADABLE")
     assert row["candidate_score"] is row["winner"] is None and row["unanswered"] is False
     assert len(stub.seen) == 2
@@ -229,8 +178,8 @@ def test_an_unreadable_reply_is_asked_once_more_then_the_sample_is_failed(reply:
     def then_well(shown: Shown) -> Reply:
         return next(once, completion("tie") if shown.asks_preference else completion(rating()))
 
-    with _judge(then_well) as (judge, stub):
-        [row] = judge_answers(judge, [_case()], _both([_case()])).frame.to_dicts()
+    with judge_of(then_well) as (judge, stub):
+        [row] = judge_answers(judge, [case_of()], both_of([case_of()])).frame.to_dicts()
     assert (row["status"], row["winner"]) == ("scored", "tie")
     assert len(stub.seen) == 5
 
@@ -253,26 +202,26 @@ def test_an_unreadable_reply_is_asked_once_more_then_the_sample_is_failed(reply:
 )
 def test_trouble_that_passes_is_waited_out(trouble: Reply) -> None:
     replies = iter([trouble, trouble, completion(rating(6))])
-    with _judge(lambda _: next(replies), timeout_s=0.3 if trouble.delay_s else 5.0) as (judge, stub):
-        assert judge.rate(_case(), GOOD) == dict.fromkeys(DIMENSIONS, 6.0)
+    with judge_of(lambda _: next(replies), timeout_s=0.3 if trouble.delay_s else 5.0) as (judge, stub):
+        assert judge.rate(case_of(), GOOD) == dict.fromkeys(DIMENSIONS, 6.0)
     assert len(stub.seen) == 3
     options = {"timeout_s": 0.3 if trouble.delay_s else 5.0, "tries": 3}
-    with _judge(lambda _: trouble, **options) as (judge, stub), pytest.raises(JudgeUnavailable, match="3 tries"):
-        judge.rate(_case(), GOOD)
+    with judge_of(lambda _: trouble, **options) as (judge, stub), pytest.raises(JudgeUnavailable, match="3 tries"):
+        judge.rate(case_of(), GOOD)
     assert len(stub.seen) == 3
 
 
 def test_a_sample_without_a_reachable_judge_is_failed_and_a_dead_server_given_up() -> None:
-    cases = [_case(at) for at in range(60)]
-    with _judge(lambda shown: Reply(500) if "company 3?" in str(shown.blocks) else _verdict(shown), tries=2) as (
+    cases = [case_of(at) for at in range(60)]
+    with judge_of(lambda shown: Reply(500) if "company 3?" in str(shown.blocks) else verdict(shown), tries=2) as (
         judge,
         _,
     ):
-        judged = judge_answers(judge, cases[:6], _both(cases[:6]))
+        judged = judge_answers(judge, cases[:6], both_of(cases[:6]))
     assert judged.frame["error_code"].to_list() == [None] * 3 + ["JUDGE_UNAVAILABLE"] + [None] * 2
     assert judged.ended is None
     judge = OpenAIJudge(url="http://127.0.0.1:9/v1", model="gone", tries=2, backoff_s=0.001, concurrency=4)
-    judged = judge_answers(judge, cases, _both(cases))
+    judged = judge_answers(judge, cases, both_of(cases))
     assert judged.ended is not None and "32 calls in a row" in judged.ended
     assert 8 <= judged.frame.height < 40 and judged.not_reached == 60 - judged.frame.height
     assert set(judged.frame["status"]) == {"failed"}
@@ -289,24 +238,24 @@ def test_a_sample_without_a_reachable_judge_is_failed_and_a_dead_server_given_up
     ],
 )
 def test_a_refused_key_or_a_model_that_is_gone_ends_it_with_what_there_is(reply: Reply, reason: str) -> None:
-    cases = [_case(at) for at in range(50)]
+    cases = [case_of(at) for at in range(50)]
     calls = iter(range(1_000_000))
-    with _judge(lambda shown: reply if next(calls) >= 24 else _verdict(shown), concurrency=4) as (judge, stub):
-        judged = judge_answers(judge, cases, _both(cases))
+    with judge_of(lambda shown: reply if next(calls) >= 24 else verdict(shown), concurrency=4) as (judge, stub):
+        judged = judge_answers(judge, cases, both_of(cases))
         assert judged.ended is not None and reason in judged.ended and KEY not in judged.ended
         assert set(judged.frame["status"]) == {"scored"} and 3 <= judged.frame.height <= 6
         assert judged.frame.height + judged.not_reached == 50
         assert len(stub.seen) <= 24 + 4
         with pytest.raises(JudgeRefused):
-            judge.rate(_case(), GOOD)
+            judge.rate(case_of(), GOOD)
         assert len(stub.seen) <= 24 + 4
 
 
 def test_a_request_that_is_too_long_for_the_judge_fails_that_sample_alone() -> None:
     too_long = Reply(400, '{"error": {"message": "maximum context length is 8192 tokens"}}')
-    cases = [_case(at) for at in range(4)]
-    with _judge(lambda shown: too_long if "company 2?" in str(shown.blocks) else _verdict(shown)) as (judge, stub):
-        judged = judge_answers(judge, cases, _both(cases))
+    cases = [case_of(at) for at in range(4)]
+    with judge_of(lambda shown: too_long if "company 2?" in str(shown.blocks) else verdict(shown)) as (judge, stub):
+        judged = judge_answers(judge, cases, both_of(cases))
         assert judged.frame["error_code"].to_list() == [None, None, "JUDGE_REJECTED", None]
         with pytest.raises(JudgeRejected):
             judge.rate(cases[2], GOOD)
@@ -330,41 +279,41 @@ def test_what_a_server_does_not_know_is_left_out_from_then_on(message: str, gone
             return Reply(400, json.dumps({"error": {"message": message}}))
         return completion(rating(5))
 
-    with _judge(reply) as (judge, stub):
-        judge.rate(_case(), GOOD)
+    with judge_of(reply) as (judge, stub):
+        judge.rate(case_of(), GOOD)
         first = len(stub.seen)
-        judge.rate(_case(), GOOD)
+        judge.rate(case_of(), GOOD)
     assert first == 2 and len(stub.seen) == 3
     assert not gone & set(stub.seen[-1].body) and there <= set(stub.seen[-1].body)
 
 
 def test_many_are_asked_at_once_and_no_more_than_that() -> None:
-    cases = [_case(at) for at in range(40)]
+    cases = [case_of(at) for at in range(40)]
 
     def reply(shown: Shown) -> Reply:
-        answer = _verdict(shown)
+        answer = verdict(shown)
         return Reply(answer.status, answer.body, delay_s=0.05)
 
     seen: list[tuple[int, int]] = []
-    with _judge(reply, concurrency=16) as (judge, stub):
-        judge_answers(judge, cases, _both(cases), progress=lambda done, total: seen.append((done, total)))
+    with judge_of(reply, concurrency=16) as (judge, stub):
+        judge_answers(judge, cases, both_of(cases), progress=lambda done, total: seen.append((done, total)))
     assert 8 < stub.most_at_once <= 16
     assert seen == [(done, 40) for done in range(1, 41)]
 
 
 def test_it_ends_when_it_may_not_go_on_and_goes_on_from_its_journal(tmp_path: Path) -> None:
-    cases = [_case(at) for at in range(20)]
+    cases = [case_of(at) for at in range(20)]
     left = iter([True] * 7 + [False] * 100)
     journal = tmp_path / "judged.jsonl"
-    with _judge(_verdict, concurrency=2) as (judge, stub):
-        part = judge_answers(judge, cases, _both(cases), may_go_on=lambda: next(left), journal=journal)
+    with judge_of(verdict, concurrency=2) as (judge, stub):
+        part = judge_answers(judge, cases, both_of(cases), may_go_on=lambda: next(left), journal=journal)
         assert (part.frame.height, part.not_reached) == (7, 13) and part.ended is not None
         assert len(stub.seen) == 28
-        whole = judge_answers(judge, cases, _both(cases), journal=journal)
+        whole = judge_answers(judge, cases, both_of(cases), journal=journal)
         assert (whole.frame.height, whole.ended, whole.usage.calls) == (20, None, 52)
         assert len(stub.seen) == 80
         assert whole.frame.head(7).equals(part.frame)
-        again = judge_answers(judge, cases, _both(cases), journal=journal)
+        again = judge_answers(judge, cases, both_of(cases), journal=journal)
         assert again.frame.equals(whole.frame) and again.usage.calls == 0
 
 
@@ -386,9 +335,9 @@ def test_nothing_in_an_answer_can_speak_for_us(text: str) -> None:
     """Whatever an answer holds, the judge's own part of the prompt is the same, and the answer arrives as it was."""
     attack = {"role": "assistant", "content": text, "name": "gpt-9", "loop": "candidate"}
     with _shared_stub() as (judge, stub):
-        judge.rate(_case(), GOOD)
-        judge.rate(_case(), attack)
-        judge.prefer(_case(), attack, GOOD)
+        judge.rate(case_of(), GOOD)
+        judge.rate(case_of(), attack)
+        judge.prefer(case_of(), attack, GOOD)
         plain, attacked, both = stub.seen[-3:]
     assert attacked.task == plain.task
     assert attacked.blocks == {**plain.blocks, "ANSWER": {"content": text}}
@@ -414,13 +363,13 @@ def test_the_fence_is_another_one_each_time_and_tool_calls_are_shown() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     tools = [{"type": "function", "function": {"name": "look"}}]
-    with _judge(lambda _: completion(rating())) as (judge, stub):
+    with judge_of(lambda _: completion(rating())) as (judge, stub):
         for _ in range(5):
-            judge.rate(_case(tools=tools, right_answer=None), answer)
+            judge.rate(case_of(tools=tools, right_answer=None), answer)
     systems = {shown.body["messages"][0]["content"] for shown in stub.seen}
     assert len(systems) == 5
     assert stub.seen[0].blocks == {
-        "CONVERSATION": list(_case().messages),
+        "CONVERSATION": list(case_of().messages),
         "TOOLS": tools,
         "ANSWER": {"tool_calls": [{"name": "look", "arguments": '{"a":1}'}]},  # ids are an engine's own
     }
@@ -438,7 +387,7 @@ def test_neither_the_key_nor_a_text_shows_in_logs_or_errors(caplog: pytest.LogCa
             Reply(500, f"{KEY} {secret}"),
             completion(secret),
         ):
-            with _judge(lambda _, reply=reply: reply, tries=2) as (judge, _):  # type: ignore[misc]
+            with judge_of(lambda _, reply=reply: reply, tries=2) as (judge, _):  # type: ignore[misc]
                 with pytest.raises(LoopError) as error:
                     judge.rate(case, GOOD)
                 errors.append(error.value)
@@ -513,13 +462,13 @@ class _Own:
     ],
 )
 def test_an_own_judges_slips_fail_samples_as_any_judges_do(judge: _Own) -> None:
-    judged: Judged = judge_answers(judge, [_case()], _both([_case()]))
+    judged: Judged = judge_answers(judge, [case_of()], both_of([case_of()]))
     assert judged.frame["error_code"].to_list() == ["JUDGE_UNREADABLE"]
 
 
 def test_an_own_judges_crash_is_no_verdict() -> None:
     with pytest.raises(TypeError):
-        judge_answers(_Own(None), [_case()], _both([_case()]))
+        judge_answers(_Own(None), [case_of()], both_of([case_of()]))
 
 
 @given(st.lists(st.floats(0, 10), min_size=3, max_size=3))
