@@ -31,11 +31,11 @@ Target = Literal["daemon", "worker", "child"]
 #: What tells each kind of process apart in its command line.
 MARKS: dict[Target, str] = {
     "daemon": "dagster._daemon",
-    "worker": "execute_run",
+    "worker": "multiprocessing.spawn",  # how a code server starts a run
     "child": "loop_dagster.models.",
 }
 #: A whole attempt of the tiny model takes about this long; kills fall anywhere in it.
-ATTEMPT_S = 45.0
+ATTEMPT_S = 30.0
 #: A step is given up for lost after a minute; this is ample for one lost step and the rest.
 PATIENCE_S = 600.0
 
