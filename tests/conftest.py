@@ -14,12 +14,15 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 
 from loop_dagster.store.registry import Registry
+
+if TYPE_CHECKING:
+    from doctor_patient import Patient
 
 #: What the modules of tests import, so that a new process only has to import the one module that it works for.
 PRELOADED = [
@@ -128,6 +131,16 @@ def sqlite_registry(sqlite_url: str, sqlite_template: Path) -> Iterator[Registry
     shutil.copy(sqlite_template, registry.path)
     yield registry
     registry.dispose()
+
+
+@pytest.fixture
+def patient(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Patient]:
+    """A whole healthy installation, for the doctor's tests to plant mistakes in."""
+    from doctor_patient import admitted
+
+    yield from admitted(tmp_path, tiny_model, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ Belongs here: the database as a whole. Does not belong here: what its rows say (
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from loop_dagster.doctor.findings import Finding, fine, mistake, told, warning
@@ -17,8 +16,6 @@ from loop_dagster.store.lake import Lake
 from loop_dagster.tables import SAMPLES
 
 _WHAT: Final = "registry"
-#: A bigger SQLite file is looked through only when asked to: a page takes about a microsecond.
-QUICK_BYTES: Final = 1_000_000_000
 
 
 def registry(installation: Installation) -> Iterator[Finding]:
@@ -63,7 +60,7 @@ def registry(installation: Installation) -> Iterator[Finding]:
             mend="`loop init` upgrades it and keeps what is there; every other command does it too.",
         )
         return
-    damage = _damage(installation)
+    damage = installation.damage
     if damage:
         yield told("registry_damaged", _WHAT, RegistryDamaged(health.where, damage).message, where=health.where)
     for problem in health.problems:
@@ -104,16 +101,3 @@ def _empty(installation: Installation) -> Iterator[Finding]:
         found="it has no tables yet",
         mend="`loop init` makes them; every other command does it too.",
     )
-
-
-def _damage(installation: Installation) -> str | None:
-    """What SQLite's own look through the file finds."""
-    path = installation.registry.path
-    if path is None or (Path(path).stat().st_size > QUICK_BYTES and not installation.thorough):
-        return None
-    try:
-        with installation.registry.read() as connection:
-            said = [row[0] for row in connection.exec_driver_sql("PRAGMA quick_check(3)")]
-    except RegistryDamaged as error:
-        return error.message.partition("damaged: ")[2].partition(". ")[0]
-    return None if said == ["ok"] else "; ".join(line.replace("\n", " ") for line in said)

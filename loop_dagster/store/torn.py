@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ def _without_commit(path: Path, *, newest: bool) -> str:
 
 def _without_checkpoint(log: Path, path: Path, version: int, commits: dict[int, Path]) -> str:
     if all(number in commits for number in range(version + 1)):
-        gone = " ".join(_q(one) for one in (path, log / "_last_checkpoint") if one.exists())
+        gone = " ".join(_q(one) for one in dict.fromkeys((path, log / "_last_checkpoint")) if one.exists())
         return (
             f"`rm {gone}`: every commit up to it is still there, so nothing is lost, and the next one comes by itself."
         )
@@ -145,7 +146,7 @@ def _data(folder: Path, *, thorough: bool) -> Iterator[Torn]:
         problem = _file_problem(folder / name, size, thorough=thorough)
         if problem is not None:
             found.append((folder / name, problem))
-    missing = "python -c 'import deltalake, sys; deltalake.DeltaTable(sys.argv[1]).repair()'"
+    missing = f"{shlex.quote(sys.executable)} -c 'import deltalake, sys; deltalake.DeltaTable(sys.argv[1]).repair()'"
     for path, problem in found[:_NAMED]:
         first = "" if not path.exists() else f"`mv {_q(path)} {_q(path.with_suffix('.torn'))}` and "
         yield Torn(
