@@ -57,7 +57,7 @@ def clock(installation: Installation) -> Iterator[Finding]:
 
 def words(length: timedelta) -> str:
     """A length of time as people say it."""
-    seconds = int(length.total_seconds())
+    seconds = round(length.total_seconds())
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds // size:,} {unit}"

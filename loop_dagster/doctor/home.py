@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -100,8 +101,8 @@ def file_system(installation: Installation) -> Iterator[Finding]:
     path = installation.registry.path
     if path is None:
         return
-    mounts = Path("/proc/mounts")
-    kind = kind_of_file_system(path, mounts.read_text() if mounts.exists() else "")
+    mount = mount_of(path, mounts())
+    kind = mount.kind if mount is not None else None
     if kind in NETWORK:
         yield mistake(
             "network_file_system",
@@ -115,18 +116,31 @@ def file_system(installation: Installation) -> Iterator[Finding]:
         yield fine("file_system", "file system", where=str(path), found=f"{kind or 'unknown kind'}, of this machine")
 
 
-def kind_of_file_system(path: Path, mounts: str) -> str | None:
-    """Type of the file system that holds a path, from the text of /proc/mounts; None when it is not listed."""
-    best, kind = -1, None
-    for line in mounts.splitlines():
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Where a file system is mounted, and of which kind it is; Windows' own disks under WSL count as `drvfs`."""
+
+    point: Path
+    kind: str
+
+
+def mount_of(path: Path, text: str) -> Mount | None:
+    """The mount that holds a path, from the text of /proc/mounts; None when none is listed."""
+    best: Mount | None = None
+    for line in text.splitlines():
         fields = line.split()
         if len(fields) < 4:
             continue
         point = Path(fields[1].replace("\\040", " "))
-        if path.is_relative_to(point) and len(point.parts) >= best:
-            best = len(point.parts)
-            kind = "drvfs" if "drvfs" in fields[3] else fields[2]
-    return kind
+        if path.is_relative_to(point) and (best is None or len(point.parts) >= len(best.point.parts)):
+            best = Mount(point, "drvfs" if "drvfs" in fields[3] else fields[2])
+    return best
+
+
+def mounts() -> str:
+    """What is mounted; empty where the system does not say."""
+    file = Path("/proc/mounts")
+    return file.read_text("utf-8", errors="replace") if file.exists() else ""
 
 
 def rights(installation: Installation) -> Iterator[Finding]:
@@ -160,17 +174,13 @@ def not_writable(place: Path) -> Finding | None:
         return None
     if os.statvfs(standing).f_flag & os.ST_RDONLY:
         found = "its file system is mounted read-only"
-        mend = f"`mount -o remount,rw {mount_point(standing)}`, after `dmesg | tail` has told why it became read-only."
+        mount = mount_of(standing, mounts())
+        point = mount.point if mount is not None else standing
+        mend = f"`mount -o remount,rw {point}`, after `dmesg | tail` has told why it became read-only."
     else:
         found = "this user may not write there"
         mend = f"`chown -R $(id -un) {standing}` (if that changes nothing: `lsattr -d {standing}`, `chattr -i`)."
     return mistake("not_writable", "LOOP_HOME", where=str(standing), found=found, mend=mend)
-
-
-def mount_point(path: Path) -> Path:
-    while not path.is_mount():
-        path = path.parent
-    return path
 
 
 def _written(settings: Settings) -> list[Path]:

@@ -274,7 +274,9 @@ class Registry:
                     )
             return f"PostgreSQL {version}", problems
         version = connection.execute(sa.text("SELECT sqlite_version()")).scalar_one()
-        wanted: dict[str, str | int] = {"journal_mode": "wal", **{name: want for name, (_, want) in PRAGMAS.items()}}
+        wanted: dict[str, str | int] = {name: want for name, (_, want) in PRAGMAS.items()}
+        if self.path is not None and os.access(self.path.parent, os.W_OK):  # elsewhere no log can be, nor is needed
+            wanted["journal_mode"] = "wal"
         for name, want in wanted.items():
             value = connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             if value != want:
