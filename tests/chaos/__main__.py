@@ -23,7 +23,9 @@ import tiny
 def main() -> int:
     """Run the rounds and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", help="daemon, worker, child, import, drain; all if none is named")
+    parser.add_argument(
+        "kinds", nargs="*", help="daemon, worker, child, two (daemons), import, drain; all if none is named"
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
     chosen = parser.parse_args()
@@ -34,11 +36,13 @@ def main() -> int:
             "import": partial(kills.kill_an_import, folder),
             "drain": partial(kills.kill_a_drain, folder),
         }
-        kinds = chosen.kinds or ["import", "drain", *kills.MARKS]
-        if set(kinds) & set(kills.MARKS):
+        attempts = {"two", *kills.MARKS}
+        kinds = chosen.kinds or ["import", "drain", *sorted(attempts)]
+        if attempts & set(kinds):
             template = kills.template_home(folder, tiny.tiny_model(folder / "model"), _conversations(folder))
             for target in kills.MARKS:
                 rounds[target] = partial(kills.kill_in_an_attempt, template, folder, target)
+            rounds["two"] = partial(kills.two_daemons, template, folder)
         for kind in kinds:
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):
                 began = time.monotonic()

@@ -109,6 +109,33 @@ def kill_in_an_attempt(template: Path, folder: Path, target: Target, seed: int) 
     return done
 
 
+def two_daemons(template: Path, folder: Path, seed: int) -> str:
+    """Two installations' worth of daemons on one home, one of them killed on the way: one attempt, one version."""
+    rng = random.Random(f"two-{seed}")
+    home = Home(folder / f"two-{seed}")
+    shutil.copytree(template, home.root)
+    before = _stored(home.store)
+    both = [home.start("run", "--until-idle", "--json") for _ in range(2)]
+    try:
+        time.sleep(rng.uniform(3.0, ATTEMPT_S))
+        daemons = home.processes("daemon")
+        if daemons:
+            _kill(rng.choice(daemons).pid)
+        deadline = time.monotonic() + PATIENCE_S
+        while not _settled(home) and time.monotonic() < deadline:
+            if all(one.poll() is not None for one in both):
+                both = [home.start("run", "--until-idle", "--json")]
+            time.sleep(1.0)
+        for one in both:
+            one.wait(max(1.0, deadline - time.monotonic()))
+    finally:
+        home.end()
+    _one_attempt_and_no_more(home.store, f"two daemons {seed}")
+    assert _stored(home.store) == before, f"two daemons {seed}: samples changed"
+    shutil.rmtree(home.root)
+    return f"{len(daemons)} daemons at once, one killed"
+
+
 def kill_an_import(folder: Path, seed: int, *, rows: int = 3_000) -> str:
     """An import that is killed and run again until it ends: every row once, with its label and its verdict."""
     rng = random.Random(f"import-{seed}")
