@@ -9,7 +9,7 @@ To add a look, write a function from `Installation` to findings in the module of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -41,12 +41,11 @@ Needs = Literal["nothing", "settings", "home", "registry"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One look. `needs` is what must be readable before it makes sense; `network` ones are left out when offline."""
+    """One look. `needs` is what must be readable before it makes sense."""
 
     name: str
     look: Callable[[Installation], Iterable[Finding]]
     needs: Needs = "settings"
-    network: bool = False
 
 
 #: Every look, in the order in which a person would look.
@@ -80,19 +79,26 @@ CHECKS: Final[tuple[Check, ...]] = (
 )
 
 
-def examine(*, offline: bool = False, thorough: bool = False) -> Iterator[Finding]:
+def examine(
+    *,
+    offline: bool = False,
+    thorough: bool = False,
+    checks: Sequence[Check] = CHECKS,
+    limit_s: float = LIMIT_S,
+) -> Iterator[Finding]:
     """Every finding about the installation that the environment names, in a fixed order.
 
-    `offline` asks no judge; `thorough` reads every byte of kept weights and of the lake's files.
+    `offline` asks no judge; `thorough` reads every byte of models, of kept weights and of the lake's files, and each
+    look may take ten times as long.
     """
     installation = Installation(offline=offline, thorough=thorough)
     try:
         skipped: list[str] = []
-        for check in CHECKS:
+        for check in checks:
             if _missing(installation, check.needs):
                 skipped.append(check.name)
                 continue
-            yield from _within_limit(check, installation)
+            yield from _within_limit(check, installation, limit_s * 10 if thorough else limit_s)
         if skipped:
             yield note(
                 "not_looked_at",
@@ -114,7 +120,7 @@ def _missing(installation: Installation, needs: Needs) -> bool:
     return needs == "registry" and not installation.readable
 
 
-def _within_limit(check: Check, installation: Installation) -> list[Finding]:
+def _within_limit(check: Check, installation: Installation, limit_s: float) -> list[Finding]:
     found: list[Finding] = []
 
     def look() -> None:
@@ -144,13 +150,13 @@ def _within_limit(check: Check, installation: Installation) -> list[Finding]:
 
     thread = threading.Thread(target=look, name=f"doctor {check.name}", daemon=True)
     thread.start()
-    thread.join(LIMIT_S)
+    thread.join(limit_s)
     if thread.is_alive():
         return [
             warning(
                 "no_answer",
                 check.name,
-                found=f"no answer within {LIMIT_S:.0f} s",
+                found=f"no answer within {limit_s:.0f} s",
                 mend="See whether its disk, mount or server hangs (`df -h`, `mount`), then run `loop doctor` again.",
             )
         ]
