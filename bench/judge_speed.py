@@ -2,8 +2,8 @@
 
 Run: `python bench/judge_speed.py [--samples 100] [--delay-ms 200] [--repeat 3]`. The judge is a stub server in another
 process, over real HTTP. Measured is `judge_answers` with the judge `openai` at its concurrency of 32, from nothing (no
-connection is open yet) to the last judgement, with a journal as in an attempt. The ideal is calls x delay / 32: a client
-that costs nothing and leaves no connection idle. A figure is the median of the rounds.
+connection is open yet) to the last judgement, with a journal as in an attempt. The ideal is calls x delay / 32: what a
+client takes that costs nothing and leaves no connection idle. A figure is the median of the rounds.
 """
 
 from __future__ import annotations
