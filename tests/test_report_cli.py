@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import typing
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,17 @@ def test_the_page_is_written_here_there_or_to_standard_output(loop: Loop, store:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "home", "there.html"]
 
 
-def test_a_device_is_written_to_and_stays_one(loop: Loop, store: Store) -> None:
-    compared(store, questions(1))
-    assert loop("report", "1", "--html", "--out", os.devnull).status == 0
-    assert Path(os.devnull).is_char_device()
+def test_a_pipe_is_written_to_and_stays_one(loop: Loop, store: Store, tmp_path: Path) -> None:
+    attempt = compared(store, questions(1))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    came: list[str] = []
+    reader = threading.Thread(target=lambda: came.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    assert loop("report", "1", "--html", "--out", str(pipe)).status == 0
+    reader.join(10)
+    assert came == [render(report_of(store, attempt))]
+    assert pipe.is_fifo()
 
 
 def test_a_folder_that_cannot_be_written_is_named(loop: Loop, store: Store) -> None:

@@ -270,7 +270,7 @@
   // Paper cannot be unfolded: everything that the filters leave is printed, whole.
   window.addEventListener("beforeprint", () => {
     printing = true;
-    redraw(found.length);
+    redraw(PAGE);
   });
   window.addEventListener("afterprint", () => {
     printing = false;
