@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import polars as pl
@@ -22,13 +22,14 @@ from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.samples_state import sample_state
 from loop_dagster.rules.schedule import ActiveAttempt, check_train_now, due_at
 from loop_dagster.rules.selection import Selection
+from loop_dagster.rules.signature import tag_signatures
 from loop_dagster.rules.states import Trigger
 from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.samples import KeyFrames
-from loop_dagster.store.selecting import Length, Measured, counted_rows, measure, trained_pairs
+from loop_dagster.store.selecting import Length, Measured, counted_rows, measure, scope_of, trained_pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,77 @@ def fingerprint(store: Store, now: datetime) -> Iterator[tuple[Pipeline, str]]:
         passed = pipeline.next_due_at is not None and pipeline.next_due_at <= now
         mark = [common, pipeline.revision, numbers.get(pipeline.pipeline_id), passed, pipeline.train_now]
         yield pipeline, json.dumps(mark)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last pass saw: a mark of all data, and one of each pipeline, those looked at longest ago first.
+
+    A pipeline that is not among `marks`, or with an empty one, is looked at in any case.
+    """
+
+    data: str = ""
+    marks: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str | None) -> Seen:
+        """From a sensor's cursor; one of another version of this program is as good as none."""
+        try:
+            data, marks = json.loads(text or "")
+            return cls(str(data), dict(marks))
+        except (ValueError, TypeError):
+            return cls()
+
+    def write(self) -> str:
+        return json.dumps([self.data, self.marks])
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """The pipelines to look at now with their new marks, and what selecting needs, read once where they are several."""
+
+    data: str
+    changed: list[tuple[Pipeline, str]]
+    keys: KeyFrames | None
+
+
+def plan_pass(store: Store, now: datetime, seen: Seen) -> Pass:
+    """Which pipelines a pass has to look at: those whose own rows, settings or times changed since `seen`.
+
+    While nothing at all came in this reads two small tables and the versions in the Delta logs. With new data and more
+    than one pipeline it goes over the keys once, so that one new sample costs one look and not one for each.
+    """
+    waiting, gone = store.inbox.pending()[0], len(store.inbox.tombstones())
+    data = json.dumps([*(store.lake.version(table) for table in LAKE_TABLES), waiting, gone])
+    counted = counted_rows(store)
+    numbers = {attempt.pipeline_id: [attempt.attempt_no, attempt.state] for attempt in store.attempts.list()}
+    own: list[tuple[Pipeline, list[object]]] = []
+    for pipeline in store.pipelines.list():
+        if pipeline.enabled:
+            passed = pipeline.next_due_at is not None and pipeline.next_due_at <= now
+            number = numbers.get(pipeline.pipeline_id)
+            own.append((pipeline, [pipeline.revision, number, passed, pipeline.train_now, counted]))
+    if data == seen.data:
+        marked = [(one, json.dumps([mark, _signature_of(seen.marks.get(one.pipeline_id))])) for one, mark in own]
+        keys = None
+    elif len(own) < 2:
+        marked = [(one, json.dumps([mark, data])) for one, mark in own]
+        keys = None
+    else:
+        keys = store.samples.keys().held()
+        signatures = tag_signatures(keys.samples, keys.feedback, keys.labels)
+        marked = [(one, json.dumps([mark, [signatures.get(tag) for tag in scope_of(one).tags]])) for one, mark in own]
+    changed = [(one, mark) for one, mark in marked if seen.marks.get(one.pipeline_id) != mark]
+    if keys is None and len(changed) > 1:
+        keys = store.samples.keys().held()
+    # What the budget of the last pass left out comes first.
+    order = {pipeline_id: place for place, pipeline_id in enumerate(seen.marks)}
+    changed.sort(key=lambda pair: order.get(pair[0].pipeline_id, -1))
+    return Pass(data, changed, keys)
+
+
+def _signature_of(mark: str | None) -> object:
+    return json.loads(mark)[1] if mark else None
 
 
 def readiness(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | None = None) -> Readiness:

@@ -1,12 +1,11 @@
 """Sensor `attempts`: opens an attempt when a pipeline has what its next one needs and nothing holds it."""
 
-import json
 from datetime import UTC, datetime
 
 import dagster as dg
 
 from loop_dagster.jobs import training_job
-from loop_dagster.opening import NotYet, Opened, fingerprint, look
+from loop_dagster.opening import NotYet, Opened, Seen, look, plan_pass
 from loop_dagster.partitions import ATTEMPTS
 from resources import StoreResource
 from sensors.requests import request
@@ -25,19 +24,16 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     """The cursor holds what each pipeline's last look saw; an unchanged pipeline that is not due is not looked at."""
     stores = store.open()
     now = datetime.now(UTC)
-    seen: dict[str, str] = json.loads(context.cursor) if context.cursor else {}
-    changed = [(one, mark) for one, mark in fingerprint(stores, now) if seen.get(one.pipeline_id) != mark]
-    # The order of the cursor is the order of the last looks: what the budget left out last time comes first.
-    order = {pipeline_id: place for place, pipeline_id in enumerate(seen)}
-    changed.sort(key=lambda pair: order.get(pair[0].pipeline_id, -1))
-    frames = stores.samples.keys().held() if len(changed) > 1 else None
+    seen = Seen.read(context.cursor)
+    plan = plan_pass(stores, now, seen)
+    # Those left out keep their place and no mark, so that the next tick looks at them, before the others.
+    marks = {**seen.marks, **{pipeline.pipeline_id: "" for pipeline, _mark in plan.changed}}
     looks = []
-    for pipeline, mark in changed:
-        found = look(stores, pipeline, now, keys=frames)
+    for pipeline, mark in plan.changed:
+        found = look(stores, pipeline, now, keys=plan.keys)
         looks.append(found)
-        seen.pop(pipeline.pipeline_id, None)
-        if not (isinstance(found, NotYet) and found.blocked):
-            seen[pipeline.pipeline_id] = mark
+        marks.pop(pipeline.pipeline_id)
+        marks[pipeline.pipeline_id] = "" if isinstance(found, NotYet) and found.blocked else mark
         if (datetime.now(UTC) - now).total_seconds() > BUDGET_S:
             break
     opened = [one.attempt for one in looks if isinstance(one, Opened)]
@@ -47,6 +43,6 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     return dg.SensorResult(
         run_requests=requests,
         dynamic_partitions_requests=[ATTEMPTS.build_add_request(keys)] if keys else [],
-        cursor=json.dumps(seen),
+        cursor=Seen(plan.data, marks).write(),
         skip_reason=None if requests else dg.SkipReason(reason),
     )

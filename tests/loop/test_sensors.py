@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import polars as pl
 import pytest
 
 from loop_dagster.definitions import build_defs
@@ -224,7 +225,7 @@ def test_intake_runs_for_a_bulk_import_and_not_again(store, pipeline, file, inst
     assert not tick(intake_sensor, instance, store, found.cursor).run_requests
 
 
-def test_what_one_tick_has_no_time_for_comes_first_in_the_next(
+def test_no_pipeline_is_left_out_for_good_when_a_tick_has_time_for_one(
     store: Store,
     pipeline: Pipeline,
     file: Path,
@@ -232,17 +233,38 @@ def test_what_one_tick_has_no_time_for_comes_first_in_the_next(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    more = [
+        store.pipelines.create(f"Other {n}", model_id=str(tiny_model), model_digest=pipeline.model_digest, seed=n)
+        for n in range(3)
+    ]
+    monkeypatch.setattr("sensors.attempts.BUDGET_S", 0.0)
+    looked, cursor = [], None
+    for turn in range(8):
+        for one in (pipeline, *more):  # new data for all of them, before every tick
+            fill(store, one, file, turn, turn + 1)
+        found = tick(attempts_sensor, instance, store, cursor)
+        cursor = found.cursor
+        looked.append(said(found).partition(":")[0])
+    assert sorted(looked[:4]) == sorted(looked[4:]) == sorted(one.tag for one in (pipeline, *more))
+
+
+def test_new_data_of_one_pipeline_costs_no_look_at_another(
+    store: Store, pipeline: Pipeline, file: Path, instance: dg.DagsterInstance, tiny_model: Path
+) -> None:
     other = store.pipelines.create("Other", model_id=str(tiny_model), model_digest=pipeline.model_digest, seed=8)
     for one in (pipeline, other):
-        fill(store, one, file, 0, 1100)
-    monkeypatch.setattr("sensors.attempts.BUDGET_S", 0.0)
+        fill(store, one, file, 0, 10)
     first = tick(attempts_sensor, instance, store)
+    assert pipeline.tag in said(first)
+    assert other.tag in said(first)
+    assert said(tick(attempts_sensor, instance, store, first.cursor)) == "Nothing changed since the last look."
+    fill(store, other, file, 10, 12)
     second = tick(attempts_sensor, instance, store, first.cursor)
-    opened = [str(request.partition_key) for ran in (first, second) for request in ran.run_requests or []]
-    assert len({key.partition("/")[0] for key in opened}) == 2
-    # New data for both: the one that was looked at longer ago is first.
-    for one in (pipeline, other):
-        fill(store, one, file, 2000, 2001)
+    assert said(second).startswith(f"{other.tag}:")
+    assert pipeline.tag not in said(second)
+    [sample] = (
+        store.samples.keys().samples.filter(pl.col("source") == pipeline.tag).select("sample_id").head(1).collect()
+    )
+    store.inbox.add_tombstones([sample[0]])
     third = tick(attempts_sensor, instance, store, second.cursor)
-    order, after = list(json.loads(second.cursor or "")), list(json.loads(third.cursor or ""))
-    assert after[-1] == order[0]
+    assert said(third).startswith(f"{pipeline.tag}:")
