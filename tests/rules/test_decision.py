@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loop_dagster.report_words import warning_sentence
 from loop_dagster.rules.decision import Decision, decide, needed_change, swapped, too_few_left, winner
+from loop_dagster.rules.decision import Warning as WarningCode
 from loop_dagster.rules.feedback import Agreement
 from loop_dagster.tables import JUDGEMENTS, REPORTS
 
@@ -275,6 +277,43 @@ def test_a_judge_that_prefers_longer_answers_is_unreliable(longer: int, shorter:
 def test_warnings_of_the_caller_ride_along() -> None:
     found = decide(frame(*pairs(50, 0)), gone=50, also=["no_judge", "judge_labelled_training_rows"])
     assert found.warnings == ("holdout_too_small", "no_judge", "judge_labelled_training_rows")
+
+
+@pytest.mark.parametrize(
+    ("rows", "ended", "warned"),
+    [
+        ([], "The judge refused the key.", True),
+        ([judged(n, failed=True) for n in range(3)], "The judge is gone.", True),
+        ([judged(n, incumbent=0.0, unanswered=True, rated=False) for n in range(3)], "The judge is gone.", True),
+        ([judged(1)], "The judge refused the key.", False),
+        ([judged(n, failed=True) for n in range(3)], None, False),  # a judge that babbles is there
+    ],
+)
+def test_no_judge_is_said_when_it_was_gone_before_it_rated_anything(
+    rows: list[dict[str, Any]], ended: str | None, warned: bool
+) -> None:
+    judgements = frame(*rows) if rows else JUDGEMENTS.empty()
+    assert ("no_judge" in decide(judgements, gone=0, ended_early=ended).warnings) is warned
+
+
+def test_every_warning_has_a_sentence_for_people() -> None:
+    for code in get_args(WarningCode):
+        assert warning_sentence(code).endswith(".") and len(warning_sentence(code).split()) > 3
+
+
+# not reached
+
+
+def test_samples_not_reached_for_money_leave_the_verdict_to_the_bars_and_are_named() -> None:
+    why = "Scoring an attempt may cost $25.00; $24.99 are spent."
+    found = decide(frame(*pairs(110, 0)), gone=0, stopped=why, not_reached=390)
+    assert (found.verdict, found.rows_failed, found.rows_gone, found.rows_not_reached) == ("better", 0, 0, 390)
+    assert found.sentence.endswith(f"390 samples were not reached, neither failed nor gone. {why}")
+    few = decide(frame(*pairs(99, 0)), gone=0, stopped=why, not_reached=401)
+    assert (few.verdict, few.missed_bar) == ("inconclusive", "rows_scored")
+    assert bar(few, "rows_scored").needed == 100  # only what failed or is gone lowers it
+    assert few.sentence.startswith("Inconclusive: At least 100") and why in few.sentence
+    assert few.summary()["rows_not_reached"] == 401 and few.summary()["stopped"] == why
 
 
 # properties
