@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loop_dagster.report_data import Item, Point
+from loop_dagster.report_records import Item, Point
 from loop_dagster.rules.decision import PASS_SCORE
 from loop_dagster.rules.numbers import mean
 

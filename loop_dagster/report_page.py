@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from loop_dagster import report_charts, report_words
-from loop_dagster.report_data import Item, Report, Side, Training
+from loop_dagster.report_records import Item, Report, Side, Training
 from loop_dagster.rules.decision import ComparedVerdict
 from loop_dagster.rules.money import in_dollars
 from loop_dagster.wire import timestamp

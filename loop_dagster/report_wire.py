@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from loop_dagster.models.judge import RUBRIC
-from loop_dagster.report_data import Item, Report, Side
+from loop_dagster.report_records import Item, Report, Side
 from loop_dagster.rules.decision import BIG_CHANGE, PASS_SCORE, ROWS_AT_LEAST, WIN_RATE
 from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.wire import attempt_row, timestamp

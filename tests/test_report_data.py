@@ -12,7 +12,7 @@ from loop_dagster.errors import BadRequest, NoReport, NotFound
 from loop_dagster.report_data import find_attempt, report_of
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
-from loop_dagster.tables import ADAPTERS, ANSWERS, JUDGEMENTS, QUESTIONS
+from loop_dagster.tables import ADAPTERS, ANSWERS, JUDGEMENTS, QUESTIONS, REPORTS
 from loop_dagster.tables.attempts import deleted_id
 
 
@@ -180,6 +180,17 @@ def test_a_deleted_pipeline_takes_its_reports_along(store: Store) -> None:
         with pytest.raises(NotFound):
             find_attempt(store, ref)
     with pytest.raises(NotFound):
+        report_of(store, attempt)
+
+
+def test_a_row_that_nobody_acknowledged_is_no_report(store: Store) -> None:
+    pipeline = store.pipelines.create("Support", model_id="any")
+    attempt = store.attempts.open_attempt(pipeline.pipeline_id, trigger="data", frozen={}, now=NOW)
+    assert attempt is not None
+    written = store.lake.scan(REPORTS).filter(attempt=compared(store, questions(1), name="Other").key).collect()
+    mine = {"attempt": attempt.key, "pipeline_id": attempt.pipeline_id}
+    store.lake.replace_attempt(REPORTS, attempt.key, written.with_columns(**{k: pl.lit(v) for k, v in mine.items()}))
+    with pytest.raises(NoReport):
         report_of(store, attempt)
 
 

@@ -17,8 +17,9 @@ import pytest
 from report_world import Question, compared, questions
 
 from loop_dagster.report_charts import BOTTOM, LEFT, RIGHT, TOP, curve_chart
-from loop_dagster.report_data import Point, report_of
+from loop_dagster.report_data import report_of
 from loop_dagster.report_page import content_security_policy, render
+from loop_dagster.report_records import Point
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
 

@@ -13,8 +13,9 @@ from loop_dagster.cli.attempts import print_bars
 from loop_dagster.cli.context import opened
 from loop_dagster.cli.output import AsJson, emit_json, err, out, table
 from loop_dagster.errors import BadRequest
-from loop_dagster.report_data import Report, find_attempt, report_of
+from loop_dagster.report_data import find_attempt, report_of
 from loop_dagster.report_page import headline, render
+from loop_dagster.report_records import Report
 from loop_dagster.report_wire import report_row
 
 #: As `--out`: standard output.
