@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -157,11 +158,15 @@ def test_what_a_process_is(command: str, kind: str) -> None:
 def test_only_a_thorough_look_reads_every_byte(patient: Patient) -> None:
     data = next((patient.home / "lake" / "default" / "samples").glob("*.parquet"))
     whole = data.read_bytes()
-    data.write_bytes(whole[:60] + bytes(200) + whole[260:])  # pages of the first columns
+    data.write_bytes(whole[:4] + bytes(36) + whole[40:])  # the head of the first page
     assert patient.doctor().but_fine() == {}
     named = patient.doctor("--thorough").but_fine()
     assert set(named) == {"lake_torn"}
     assert named["lake_torn"]["where"] == str(data)
+    status, text, errors = patient.loop("samples", "list", "--json")
+    assert (status, json.loads(text)["error"]["code"]) == (5, "LAKE_UNREADABLE")
+    assert "`loop doctor --thorough`" in json.loads(text)["error"]["message"]
+    assert errors == ""
 
 
 # one look and the others

@@ -352,6 +352,22 @@ def test_a_queue_that_does_not_move_is_named(patient: Patient) -> None:
     assert "`loop run`" in named["queue_stuck"]["mend"]
 
 
+@pytest.mark.parametrize("name", ["history/runs.db", "schedules/schedules.db"])
+def test_damaged_records_of_dagster_are_named_and_can_be_put_aside(patient: Patient, name: str) -> None:
+    with dagster(patient):
+        pass
+    path = patient.settings.dagster_home / name
+    path.write_bytes(b"not a database" * 1_000)
+    named = patient.doctor().but_fine()
+    assert set(named) == {"dagster_records"}
+    assert named["dagster_records"]["where"] == str(path)
+    patient.follow(named["dagster_records"]["mend"])
+    assert patient.doctor().but_fine() == {}
+    with dagster(patient):
+        pass
+    assert patient.doctor().but_fine() == {}
+
+
 def test_records_of_dagster_that_are_not_there_are_not_made(patient: Patient) -> None:
     patient.doctor()
     assert [path.name for path in patient.settings.dagster_home.iterdir()] == ["dagster.yaml"]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from typer import Abort, BadParameter
 from yaml import YAMLError
 
-from loop_dagster.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, LoopError
+from loop_dagster.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
 
 #: Typer brings its own click and exports only this child of its usage errors.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
@@ -60,6 +60,13 @@ def main() -> None:
             as_json=as_json,
         )
         sys.exit(EXIT_FAILED)
+    except Exception as error:
+        if not type(error).__module__.startswith("polars"):
+            raise
+        # Bytes inside a data file that are no Parquet any more; what polars says of them may quote a row.
+        message = "A data file of the lake is damaged. `loop doctor --thorough` names it and the command that mends it."
+        emit_error({"error": {"code": "LAKE_UNREADABLE", "message": message}}, as_json=as_json)
+        sys.exit(EXIT_UNAVAILABLE)
 
 
 def _bad_request(message: str) -> dict[str, dict[str, str]]:

@@ -70,6 +70,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("artifacts", kept.artifacts, "registry"),
     Check("judge", judge.judge),
     Check("ports", ports.ports),
+    Check("Dagster's records", dagster_state.records, "home"),
     Check("daemon", dagster_state.daemon, "registry"),
     Check("sensors", dagster_state.sensors, "home"),
     Check("runs", dagster_state.runs, "registry"),

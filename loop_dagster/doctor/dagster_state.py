@@ -7,10 +7,12 @@ missing one would make it. Does not belong here: starting or ending anything.
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -19,6 +21,7 @@ from loop_dagster.doctor.clock import words
 from loop_dagster.doctor.findings import Finding, fine, mistake
 from loop_dagster.doctor.installation import Installation
 from loop_dagster.rules.states import step_of
+from loop_dagster.store.registry import open_to_read
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 90.0
 #: What waits longer than this with a daemon running is stuck.
 WAITS: Final = timedelta(minutes=10)
+#: Where Dagster keeps runs, sensors and heartbeats on SQLite.
+_FILES: Final = ("history/runs.db", "schedules/schedules.db")
 _START: Final = "`loop run` starts one; `loop dev` with Dagster's UI."
 
 
@@ -52,6 +57,20 @@ def daemon(installation: Installation) -> Iterator[Finding]:
         return
     elsewhere = "one runs elsewhere" if alive else "none runs, none is needed"
     yield fine("daemon", "daemon", found=f"process {daemons[0].pid} runs" if daemons else elsewhere)
+
+
+def records(installation: Installation) -> Iterator[Finding]:
+    """Dagster's own SQLite files, where they are not in PostgreSQL."""
+    for path in _files(installation):
+        if _is_damaged(path):
+            yield mistake(
+                "dagster_records",
+                "Dagster's records",
+                where=str(path),
+                found="damaged: Dagster cannot start with it",
+                mend=f"End the daemon, then `mv {path} {path}.torn`: Dagster begins a new one. Only its list of runs "
+                "is lost; attempts and versions are in the registry.",
+            )
 
 
 def sensors(installation: Installation) -> Iterator[Finding]:
@@ -165,12 +184,33 @@ def _instance(installation: Installation) -> Iterator[DagsterInstance | None]:
         yield instance
 
 
+def _files(installation: Installation) -> list[Path]:
+    """Dagster's SQLite files that are there."""
+    if installation.known.dagster_postgres_url is not None:
+        return []
+    return [path for name in _FILES if (path := installation.known.dagster_home / name).is_file()]
+
+
+def _is_damaged(path: Path) -> bool:
+    try:
+        with closing(open_to_read(str(path))) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        return False  # busy, or not to be opened: other looks say why
+    except sqlite3.DatabaseError:
+        return True
+    return False
+
+
 def _recorded(installation: Installation) -> bool:
     """Whether Dagster's tables are there: opening an instance without them would make them."""
     settings = installation.known
     if settings.dagster_postgres_url is None:
-        home = settings.dagster_home
-        return all((home / name).is_file() for name in ("history/runs.db", "schedules/schedules.db"))
+        files = _files(installation)
+        # Dagster opens them for writing, and does not start on what it cannot write to.
+        return len(files) == len(_FILES) and all(
+            os.access(path.parent, os.W_OK) and not _is_damaged(path) for path in files
+        )
     if installation.offline:
         return False
     url = sa.make_url(settings.dagster_postgres_url.get_secret_value()).set(drivername="postgresql+psycopg2")

@@ -385,15 +385,15 @@ def _make_engine(url: URL, *, read_only: bool) -> sa.Engine:
         json_serializer=_dump,
         json_deserializer=orjson.loads,
         connect_args={"timeout": BUSY_S},
-        **({"creator": functools.partial(_open_to_read, str(url.database))} if read_only else {}),
+        **({"creator": functools.partial(open_to_read, str(url.database))} if read_only else {}),
     )
     sa.event.listen(engine, "connect", _set_pragmas)
     sa.event.listen(engine, "begin", _begin)
     return engine
 
 
-def _open_to_read(path: str) -> sqlite3.Connection:
-    """A connection that leaves the files as they are.
+def open_to_read(path: str) -> sqlite3.Connection:
+    """A connection to a SQLite file that leaves the files as they are. Raises sqlite3.OperationalError.
 
     One that finds a write-ahead log would move it into the database when it closes, unless it may only read; one that
     may only read leaves the files behind that it makes where there is none. So each is used where the other would not
