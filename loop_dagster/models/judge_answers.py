@@ -287,7 +287,8 @@ class _Notes:
 
 # --- all samples -----------------------------------------------------------------------------------------------------
 
-_Calls = Workers[tuple[_Sample, Call], Ratings | Preference]
+_Handed = tuple[_Sample, Call, float]  # and when, on the monotonic clock
+_Calls = Workers[_Handed, Ratings | Preference]
 
 
 class _Work:
@@ -298,7 +299,7 @@ class _Work:
         self._budget = budget if budget is not None and budget.cost(Usage(1, 1, 1)) else None
         self._seen = judge.usage
         self._reserved: dict[str, int] = {}
-        self._unreachable = 0
+        self._unreachable, self._reached_at = 0, -math.inf
         self._leave_at = math.inf
         self._todo: deque[_Sample] = deque()
         self._waiting: deque[tuple[_Sample, Call]] = deque()
@@ -322,9 +323,9 @@ class _Work:
                         if self.ended is None and not may_go_on():
                             self._end(_TAKEN_AWAY)
                         continue
-                    (sample, call), outcome = taken
+                    (sample, call, handed_in), outcome = taken
                     was_done = sample.done
-                    self._take(sample, call, outcome)
+                    self._take(sample, call, outcome, handed_in)
                     if sample.done and not was_done:
                         done += 1
                         if progress:
@@ -342,7 +343,8 @@ class _Work:
                 if sample.error_code is None:
                     sample.under_way += 1
                     self._notes.begin(sample, call)
-                    calls.hand_in((sample, call), functools.partial(_asked, self._judge, sample, call))
+                    job = functools.partial(_asked, self._judge, sample, call)
+                    calls.hand_in((sample, call, time.monotonic()), job)
             elif self._todo and self._may_begin(self._todo[0], may_go_on):
                 sample = self._todo.popleft()
                 self._waiting.extend((sample, call) for call in sample.calls if call not in sample.said)
@@ -372,11 +374,14 @@ class _Work:
             )
         return False
 
-    def _take(self, sample: _Sample, call: Call, outcome: Ratings | Preference | Exception) -> None:
+    def _take(self, sample: _Sample, call: Call, outcome: Ratings | Preference | Exception, handed_in: float) -> None:
         """Note what came of a call."""
         sample.under_way -= 1
         used = self._newly_used()
-        self._unreachable = self._unreachable + 1 if isinstance(outcome, JudgeUnavailable) else 0
+        if not isinstance(outcome, JudgeUnavailable):
+            self._unreachable, self._reached_at = 0, time.monotonic()
+        elif self._reached_at < handed_in:  # one that fails beside others that do not says nothing of the server
+            self._unreachable += 1
         if isinstance(outcome, JudgeRefused):
             self._notes.end(sample, call, used, refused=outcome.code)
             self._end(outcome.message, at_once=True)

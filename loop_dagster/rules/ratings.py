@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-#: A reply longer than this is not read: a verdict is short, and parsing must stay cheap whatever arrives.
-MOST_CHARACTERS: Final = 100_000
+#: A reply longer than this is not read: it has room for any reasoning, and parsing must stay cheap whatever arrives.
+MOST_CHARACTERS: Final = 300_000
 #: Objects that one reply may hold; one with more is no verdict.
 MOST_OBJECTS: Final = 64
 HIGHEST: Final = 10.0
@@ -27,7 +27,7 @@ HIGHEST: Final = 10.0
 #: A number as JSON spells it (or without its leading zero), or one with "/10" or "out of 10" behind it. ASCII digits
 #: only, no sign. Longer numerals are no rating.
 _RATING: Final = re.compile(
-    r"(\d{1,2}(?:\.\d{1,20})?|\.\d{1,20})(?:[eE][+-]?\d{1,2}|\s*/\s*10|\s+out\s+of\s+10)?", re.ASCII | re.IGNORECASE
+    r"(\d{1,2}(?:\.\d{1,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,2}|\s*/\s*10|\s+out\s+of\s+10)?", re.ASCII | re.IGNORECASE
 )
 _EXPONENT: Final = re.compile(r"[eE][+-]?\d{1,2}\Z", re.ASCII)
 _LONGEST_RATING: Final = 64

@@ -95,6 +95,7 @@ def test_a_judge_that_is_down_for_one_order_makes_failed_rows_and_never_losses(l
 
     with judge_of(reply, concurrency=32, tries=2) as (judge, _):
         judged = judge_answers(judge, cases, both_of(cases))
+    assert (judged.frame.height, judged.ended) == (100, None)  # a server that answers other calls is not given up
     assert set(judged.frame["status"]) == {"failed"} and set(judged.frame["error_code"]) == {"JUDGE_UNAVAILABLE"}
     assert set(judged.frame["winner"]) == set(judged.frame["candidate_score"]) == {None}
     decision = decide(judged.frame, gone=0, ended_early=judged.ended, not_reached=judged.not_reached)

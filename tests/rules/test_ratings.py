@@ -176,8 +176,8 @@ def test_readable_replies(reply: str) -> None:
         '{"a":' * 50_000,
         '{"correctness": ' + "9" * 5_000 + ', "completeness": 8, "style": 9}',
         "```" * 30_000,
-        "```\n" + " " * 99_000,
-        json.dumps({**GOOD, "reasons": "x" * 100_000}),
+        "```\n" + " " * 299_000,
+        json.dumps({**GOOD, "reasons": "x" * 300_000}),
     ],
 )
 def test_unreadable_replies(reply: str) -> None:
