@@ -19,7 +19,7 @@ from loop_dagster.rules.numbers import mean
 WIDTH: Final = 440
 HEIGHT: Final = 270
 #: Where the axes lie; what is outside is for their labels.
-LEFT, RIGHT, TOP, BOTTOM = 52, 428, 16, 222
+LEFT, RIGHT, TOP, BOTTOM = 60, 416, 16, 222
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class ScoresChart:
     """Both scores of every scored sample, by change, the candidate's worst at the left.
 
     `better`, `worse`: stems of samples on which the candidate scored higher, or lower, as paths; `candidate` and
-    `incumbent`: dots as paths of no length, drawn by a round line end of `dot` units. `pass_y`: where a score passes.
+    `incumbent`: dots as paths of no length, drawn by a line end of `dot` units; stems are `stem` units
+    wide. `pass_y`: where a score passes.
     """
 
     x_ticks: tuple[Tick, ...]
@@ -62,6 +63,7 @@ class ScoresChart:
     candidate: str
     incumbent: str
     dot: float
+    stem: float
     candidate_y: float
     incumbent_y: float
     pass_y: float
@@ -119,6 +121,7 @@ def scores_chart(items: Iterable[Item]) -> ScoresChart | None:
         worse=_stems((x, old, new) for x, old, new in stems if new > old),
         candidate=_dots((x, new) for x, _, new in stems),
         incumbent=_dots((x, old) for x, old, _ in stems),
+        stem=round(min(1.0, width * 0.8), 2),
         dot=_short(max(1.6, min(5.0, 360 / len(pairs)))),
         candidate_y=_short(_score_y(mine)),
         incumbent_y=_short(_score_y(theirs)),
