@@ -7,7 +7,6 @@ here: the judges themselves (`reference_judge.py`, `judge_openai.py`), judging a
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import math
@@ -90,7 +89,7 @@ class Usage:
 
     def as_row(self) -> tuple[int, ...]:
         """Its counts in the order of its fields; `Usage(*row)` takes them back."""
-        return dataclasses.astuple(self)
+        return self.calls, self.prompt_tokens, self.answer_tokens, self.estimated
 
 
 @runtime_checkable
