@@ -22,13 +22,16 @@ BENCHES: dict[str, list[str]] = {
     "training_speed": ["--rows", "24", "--repeat", "1"],
     "answering_speed": ["--questions", "20", "--repeat", "1"],
     "judge_speed": ["--samples", "20", "--delay-ms", "50", "--repeat", "1"],
+    "start_latency": ["--pipelines", "1", "--repeat", "1"],
 }
+#: Run only when named: half an hour each.
+LONG: dict[str, list[str]] = {"simulated_year": ["--samples", "12000", "--attempts", "4"]}
 
 
 def main() -> int:
     """Run the benchmarks that are named, or all; returns 1 if one of them could not run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", choices=[[], *BENCHES], help="run only these")
+    parser.add_argument("only", nargs="*", choices=[[], *BENCHES, *LONG], help="run only these")
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
     here = Path(__file__).resolve().parent
@@ -38,7 +41,8 @@ def main() -> int:
         environment = {**os.environ, COLLECT: str(lines), "PYTHONPATH": str(here.parent)}
         for name in chosen.only or BENCHES:
             print(f"\n== {name}", flush=True)
-            command = [sys.executable, str(here / f"{name}.py"), *(BENCHES[name] if chosen.quick else [])]
+            quick = {**BENCHES, **LONG}[name] if chosen.quick else []
+            command = [sys.executable, str(here / f"{name}.py"), *quick]
             if subprocess.run(command, env=environment, check=False).returncode:
                 failed.append(name)
         print("\n" + show(read(lines)))
