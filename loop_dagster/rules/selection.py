@@ -371,7 +371,7 @@ def _training_rows(rows: pl.DataFrame, *, scope: Scope, history: History) -> pl.
         .then(pl.lit("holdout"))
         .otherwise(pl.lit("left_out"))
         .alias("role"),
-        (pl.col("reason") == "new").alias("is_new"),
+        pl.col("reason").eq_missing(pl.lit("new")).alias("is_new"),
     )
 
 

@@ -325,6 +325,8 @@ def test_a_fresh_line_trains_on_the_newest(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.train == 300
     assert set(oldest) == set(found.rows.filter(pl.col("reason") == "beyond_newest")["sample_id"])
     assert found.left_out == {"beyond_newest": 100}
+    assert found.rows["is_new"].to_list().count(True) == 300
+    assert found.rows.null_count().select("role", "reason", "is_new", "reviewed").sum_horizontal().item() == 0
 
 
 def asked_of(selection: Selection, attempt_no: int) -> pl.DataFrame:
