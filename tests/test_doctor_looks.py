@@ -41,6 +41,15 @@ def test_a_python_that_is_too_old_is_named_with_the_command(version: str, level:
         assert "`rm -rf .venv && make PYTHON=python3.11 venv`" in found.mend
 
 
+def test_the_command_line_of_an_old_python_says_so_in_a_sentence() -> None:
+    code = "import sys; sys.version_info = (3, 10, 4, 'final', 0); import loop_dagster.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Python 3.11 or newer is needed" in done.stderr
+    assert "make PYTHON=python3.11 venv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_package_that_does_not_fit_is_named_with_the_command(
     patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

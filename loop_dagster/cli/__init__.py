@@ -9,6 +9,13 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
+
+if sys.version_info < (3, 11):  # noqa: UP036  # whoever meets this has not installed the project as it asks to be
+    sys.exit(
+        f"Python 3.11 or newer is needed, and this is {sys.version.split()[0]} ({sys.executable}). Make the "
+        "environment anew in the project's folder: rm -rf .venv && make PYTHON=python3.11 venv"
+    )
+
 from typing import cast
 
 from pydantic import ValidationError

@@ -102,8 +102,11 @@ class Lake:
         handle = self._open(table, version=version)
         if handle is None:
             return table.empty().lazy()
-        if self._local:
-            self._refuse_incomplete(table, handle)
+        while self._local and (problem := self._incomplete(table, handle)) is not None:
+            newer = self._open(table)
+            if version is not None or newer is None or newer.version() == handle.version():
+                raise LakeUnreadable(table.name, self.relative(table), problem)
+            handle = newer  # housekeeping took the files of the version that was opened
         options = {"storage_options": self._options} if self._options else {}
         frame = pl.scan_delta(handle, **options)  # type: ignore[arg-type]
         found = frame.collect_schema()
@@ -328,18 +331,18 @@ class Lake:
             if match and int(match[1]) > checkpoint and (log / name).stat().st_size == 0:
                 raise LakeUnreadable(table.name, self.relative(table), f"its commit {name} is empty.")
 
-    def _refuse_incomplete(self, table: Table, handle: DeltaTable) -> None:
-        """A data file that is gone or cut off would end a reader in the middle of its work, without a name."""
+    def _incomplete(self, table: Table, handle: DeltaTable) -> str | None:
+        """Which data file is gone or cut off: it would end a reader in the middle of its work, without a name."""
         added = handle.get_add_actions()
         folder = Path(self.path(table))
         for name, size in zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True):
             try:
                 found = (folder / name).stat().st_size
             except FileNotFoundError:
-                raise LakeUnreadable(table.name, self.relative(table), f"its data file {name} is missing.") from None
+                return f"its data file {name} is missing."
             if found != size:
-                why = f"its data file {name} has {found:,} bytes, needed {size:,}."
-                raise LakeUnreadable(table.name, self.relative(table), why)
+                return f"its data file {name} has {found:,} bytes, needed {size:,}."
+        return None
 
     def _flush(self, table: Table, version: int) -> None:
         """Write the files of one commit through to the disk of a local lake."""
