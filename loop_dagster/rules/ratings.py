@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
@@ -136,8 +137,9 @@ def _only_verdict(
     except (ValueError, RecursionError):
         return None
     if len(found) != 1 or not found[0].alone or not reply.own:
-        told = _SPELLING.sub("", " ".join(shown)).casefold()
-        found = [one for one in found if _SPELLING.sub("", one.source).casefold() not in told]
+        told = _spelled(" ".join(shown))
+        meant = [said for text in shown for one in _objects_shown(text) if (said := read(one.keys)) is not None]
+        found = [one for one in found if _spelled(one.source) not in told and read(one.keys) not in meant]
     verdicts = [read(one.keys) for one in found]
     stands = any(one.stands for one in found)
     return verdicts[0] if stands and all(verdict == verdicts[0] for verdict in verdicts) else None
@@ -170,6 +172,17 @@ def _objects(text: str) -> Iterator[_Object]:
         fenced = _FENCE.fullmatch(before.rpartition("\n")[2].strip()) and after.startswith(("```", "~~~"))
         yield _Object(_folded(value), text[begin:at], first and last, bool(first or last or fenced))
     raise ValueError("more objects than a verdict has")
+
+
+def _objects_shown(text: str) -> Iterator[_Object]:
+    """The first objects of a text that anybody may have written: broken ones end it, and more are not looked for."""
+    with suppress(ValueError, RecursionError):
+        yield from _objects(text)
+
+
+def _spelled(text: str) -> str:
+    """A text without what quoting it changes."""
+    return _SPELLING.sub("", text).casefold()
 
 
 def _folded(value: Mapping[str, object]) -> dict[str, object]:
