@@ -58,6 +58,15 @@ def erase_pipelines(context: dg.OpExecutionContext, store: StoreResource) -> Non
 
 
 @dg.op(ins={"start": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+def trim_selections(context: dg.OpExecutionContext, store: StoreResource) -> None:
+    """Drop why older attempts left samples out, one by one; the numbers stay."""
+    stores = store.open()
+    with sign_of_life(stores, context.run_id):
+        dropped = upkeep.trim_selections(stores, holder=f"run {context.run_id}")
+    context.log.info(f"{dropped} rows of older selections dropped.")
+
+
+@dg.op(ins={"start": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
 def sweep_artifacts(context: dg.OpExecutionContext, store: StoreResource) -> None:
     """Delete adapters and private folders that nothing needs."""
     stores = store.open()
@@ -99,5 +108,5 @@ def prune_runs(context: dg.OpExecutionContext, store: StoreResource) -> None:
 def upkeep_job() -> None:
     """One after the other: each waits for the one before."""
     done = purge_deleted(start=end_reviews())
-    done = erase_pipelines(start=drop_expired(start=done))
+    done = trim_selections(start=erase_pipelines(start=drop_expired(start=done)))
     prune_runs(start=keep_tables(start=sweep_artifacts(start=done)))

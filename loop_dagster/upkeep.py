@@ -13,13 +13,23 @@ from loop_dagster.store.artifacts import GRACE_S
 from loop_dagster.store.intake import lake_lease
 from loop_dagster.store.lake import Maintained
 from loop_dagster.store.open import Store
-from loop_dagster.store.purging import Purged, drop_expired, erase_pipelines, purge_deleted
+from loop_dagster.store.purging import Purged, drop_expired, erase_pipelines, purge_deleted, trim_selections
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.weights import needed_adapters
 from loop_dagster.store.work import sweep_work
 from loop_dagster.tables import TABLES
 
-__all__ = ["Purged", "drop_expired", "due", "end_reviews", "erase_pipelines", "keep_tables", "purge_deleted", "sweep"]
+__all__ = [
+    "Purged",
+    "drop_expired",
+    "due",
+    "end_reviews",
+    "erase_pipelines",
+    "keep_tables",
+    "purge_deleted",
+    "sweep",
+    "trim_selections",
+]
 
 
 def due(store: Store, now: datetime) -> list[str]:

@@ -14,6 +14,8 @@ from typing import Final
 ADAPTER_TIME: Final = timedelta(days=1)
 #: Runs that only moved samples or kept house are of no interest after this long (design.md, Machines).
 RUN_TIME: Final = timedelta(days=7)
+#: Of so many attempts of a pipeline it is kept, sample by sample, why they left a sample out; of older ones in numbers.
+LEFT_OUT_KEPT: Final = 3
 #: Housekeeping that nothing asks for happens this often.
 FULL_ROUND: Final = timedelta(days=1)
 

@@ -24,11 +24,22 @@ import polars as pl
 
 from loop_dagster.errors import LeaseBusy
 from loop_dagster.rules.states import step_of
+from loop_dagster.rules.upkeep import LEFT_OUT_KEPT
 from loop_dagster.store.attempts import lease_name
 from loop_dagster.store.intake import LAKE_TABLES, lake_lease
 from loop_dagster.store.lake import quoted
 from loop_dagster.store.open import Store
-from loop_dagster.tables import ANSWERS, HOLDOUTS, JUDGEMENTS, QUESTIONS, SAMPLES, TABLES, TRAINING_SETS, Table
+from loop_dagster.tables import (
+    ANSWERS,
+    HOLDOUTS,
+    JUDGEMENTS,
+    QUESTIONS,
+    SAMPLES,
+    SELECTIONS,
+    TABLES,
+    TRAINING_SETS,
+    Table,
+)
 from loop_dagster.tables.attempts import deleted_id
 
 #: Tables in which a finished report keeps its copies.
@@ -101,6 +112,24 @@ def erase_pipelines(store: Store, *, holder: str) -> dict[str, int]:
                 rows[table.name] = store.lake.delete(table, f"pipeline_id IN ({names})")
                 store.lake.maintain(table)
     return rows
+
+
+def trim_selections(store: Store, *, holder: str) -> int:
+    """Drop the rows of samples that older attempts left out: the attempts keep how many and why; returns rows dropped.
+
+    A million samples of which an attempt trains on the newest 200,000 would otherwise leave 800,000 rows each time.
+    """
+    newest: dict[str, list[str]] = {}
+    for attempt in store.attempts.list():
+        newest.setdefault(attempt.pipeline_id, []).append(attempt.key)
+    old = [key for keys in newest.values() for key in keys[:-LEFT_OUT_KEPT]]
+    left_out = pl.col("attempt").is_in(old) & (pl.col("role") == "left_out")
+    scattered = store.lake.scan(SELECTIONS).filter(left_out).select("attempt").unique().collect()["attempt"].sort()
+    dropped = 0
+    for attempt in scattered:
+        with lake_lease(store, holder):
+            dropped += store.lake.delete(SELECTIONS, f"attempt = {quoted(attempt)} AND role = 'left_out'")
+    return dropped
 
 
 def _delete_samples(store: Store, table: Table, ids: Collection[str]) -> int:

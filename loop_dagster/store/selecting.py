@@ -56,24 +56,40 @@ def scope_of(pipeline: Pipeline) -> Scope:
 def history_of(store: Store, pipeline: Pipeline, *, before: int | None = None) -> History:
     """What the pipeline's attempts (numbered below `before`) held back and, where they kept an adapter, trained on."""
     held = store.lake.scan(HOLDOUTS).filter(_of(pipeline, before)).select(list(HELD_SCHEMA))
-    return History.of(held, trained_pairs(store, pipeline, before=before))
+    numbers = _trained(store, pipeline, before)
+    if not numbers:
+        return History.of(held, pl.LazyFrame(schema=TRAINED_SCHEMA))
+    # What an attempt trained on was new to it, or to one before it: with the newest attempt's own rows that is all that
+    # History asks for, and a fraction of all rows once there are many attempts.
+    enough = pl.col("is_new") | (pl.col("attempt_no") == numbers[-1])
+    return History.of(held, _took(store, pipeline, numbers).filter(enough).select(list(TRAINED_SCHEMA)))
 
 
-def trained_pairs(store: Store, pipeline: Pipeline, *, before: int | None = None) -> pl.LazyFrame:
+def trained_pairs(store: Store, pipeline: Pipeline) -> pl.LazyFrame:
     """Every (sample, right answer) that an attempt which kept an adapter trained on, with the attempt's number.
 
     From the frozen selections, which keep keys and no text: they outlive the rows of a deleted sample, so a twin of
     what was once trained on is never held back.
     """
-    numbers = [
+    numbers = _trained(store, pipeline, None)
+    if not numbers:
+        return pl.LazyFrame(schema=TRAINED_SCHEMA)
+    return _took(store, pipeline, numbers).select(list(TRAINED_SCHEMA))
+
+
+def _trained(store: Store, pipeline: Pipeline, before: int | None) -> list[int]:
+    """Numbers of the attempts (below `before`) that kept an adapter, oldest first."""
+    return [
         attempt.attempt_no
         for attempt in store.attempts.list(pipeline.pipeline_id)
         if attempt.adapter_digest is not None and (before is None or attempt.attempt_no < before)
     ]
-    if not numbers:
-        return pl.LazyFrame(schema=TRAINED_SCHEMA)
-    took = _of(pipeline, before) & pl.col("attempt_no").is_in(numbers) & pl.col("role").is_in(["train", "check"])
-    return store.lake.scan(SELECTIONS).filter(took).select(list(TRAINED_SCHEMA))
+
+
+def _took(store: Store, pipeline: Pipeline, numbers: list[int]) -> pl.LazyFrame:
+    """What these attempts trained on."""
+    took = _of(pipeline, None) & pl.col("attempt_no").is_in(numbers) & pl.col("role").is_in(["train", "check"])
+    return store.lake.scan(SELECTIONS).filter(took)
 
 
 def _of(pipeline: Pipeline, before: int | None) -> pl.Expr:

@@ -173,6 +173,7 @@ def test_the_job_does_every_round_and_prunes_old_runs(store: Store) -> None:
             "purge_deleted",
             "drop_expired",
             "erase_pipelines",
+            "trim_selections",
             "sweep_artifacts",
             "keep_tables",
             "prune_runs",

@@ -22,7 +22,7 @@ from loop_dagster.store.intake import drain, import_for_pipeline
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pages import sample_row
 from loop_dagster.store.pipelines import Pipeline
-from loop_dagster.store.purging import drop_expired, erase_pipelines, purge_deleted
+from loop_dagster.store.purging import drop_expired, erase_pipelines, purge_deleted, trim_selections
 from loop_dagster.store.records import Attempt
 from loop_dagster.tables import (
     ANSWERS,
@@ -32,6 +32,7 @@ from loop_dagster.tables import (
     LABELS,
     QUESTIONS,
     SAMPLES,
+    SELECTIONS,
     TRAINING_SETS,
     Table,
 )
@@ -244,3 +245,19 @@ def test_a_killed_purge_is_finished_by_the_next_and_takes_nothing_else(
     renamed = store.lake.scan(QUESTIONS).sort("ordinal").collect()["sample_id"]
     assert [shown_id(one) for one in renamed] == [None, "other"]
     assert ids_in(store, ANSWERS) == ids_in(store, JUDGEMENTS) == {renamed[0]}
+
+
+def test_older_attempts_keep_what_they_took_and_only_numbers_of_the_rest(store: Store, pipeline: Pipeline) -> None:
+    keys = []
+    for _ in range(5):
+        attempt = store.attempts.open_attempt(pipeline.pipeline_id, trigger="data", frozen={}, now=NOW)
+        assert attempt is not None
+        rows = [{"sample_id": role, "role": role} for role in ("train", "holdout", "left_out")]
+        store.lake.replace_attempt(SELECTIONS, attempt.key, rows_of(SELECTIONS, attempt, rows))
+        store.attempts.fail(attempt.run_id, code="X", sentence="Ended.", now=NOW)
+        keys.append(attempt.key)
+    assert trim_selections(store, holder="test") == 2
+    left = store.lake.scan(SELECTIONS).filter(pl.col("role") == "left_out").collect()
+    assert sorted(left["attempt"]) == keys[2:]
+    assert store.lake.scan(SELECTIONS).filter(pl.col("role") == "train").collect().height == 5
+    assert trim_selections(store, holder="test") == 0

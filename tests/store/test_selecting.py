@@ -1,0 +1,54 @@
+"""History of a pipeline's attempts, read from the lake."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from loop_dagster.rules.selection import History
+from loop_dagster.settings import Settings
+from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.selecting import history_of, trained_pairs
+from loop_dagster.tables import HOLDOUTS, SELECTIONS
+
+NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(home: Path) -> Store:
+    return open_store(Settings(home=home))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_history_reads_few_rows_and_misses_nothing(store: Store, seed: int) -> None:
+    """Attempts that train on changing samples, some of which keep no adapter: all that History says is of all rows."""
+    rng = random.Random(seed)
+    pipeline = store.pipelines.create("Support", model_id="any")
+    last: dict[str, int] = {}
+    for _number in range(6):
+        attempt = store.attempts.open_attempt(pipeline.pipeline_id, trigger="data", frozen={}, now=NOW)
+        assert attempt is not None
+        taken = {f"s{n}": rng.choice([1, 2]) for n in rng.sample(range(40), 20)}
+        rows = [
+            {
+                **{"attempt": attempt.key, "pipeline_id": attempt.pipeline_id, "attempt_no": attempt.attempt_no},
+                **{"sample_id": sample, "role": rng.choice(["train", "check"]), "reason": "new", "right_key": right},
+                **{"teaches": "accepted", "prompt_key": int(sample[1:]) % 15, "rank": 0, "reviewed": True},
+                **{"is_new": last.get(sample) != right, "held_by": None},
+            }
+            for sample, right in taken.items()
+        ]
+        store.lake.replace_attempt(SELECTIONS, attempt.key, pl.DataFrame(rows, schema=SELECTIONS.schema))
+        if rng.random() < 0.7:
+            store.attempts.note(attempt.run_id, adapter_digest="0" * 64)
+            last = taken
+        store.attempts.fail(attempt.run_id, code="X", sentence="Ended.", now=NOW)
+    found = history_of(store, pipeline)
+    whole = History.of(store.lake.scan(HOLDOUTS), trained_pairs(store, pipeline))
+    assert set(found.trained_prompts) == set(whole.trained_prompts)
+    assert found.last_trained == whole.last_trained
+    assert sorted(found.last_pairs.rows()) == sorted(whole.last_pairs.rows()) == sorted(last.items())
