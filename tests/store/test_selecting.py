@@ -35,10 +35,19 @@ def test_history_reads_few_rows_and_misses_nothing(store: Store, seed: int) -> N
         taken = {f"s{n}": rng.choice([1, 2]) for n in rng.sample(range(40), 20)}
         rows = [
             {
-                **{"attempt": attempt.key, "pipeline_id": attempt.pipeline_id, "attempt_no": attempt.attempt_no},
-                **{"sample_id": sample, "role": rng.choice(["train", "check"]), "reason": "new", "right_key": right},
-                **{"teaches": "accepted", "prompt_key": int(sample[1:]) % 15, "rank": 0, "reviewed": True},
-                **{"is_new": last.get(sample) != right, "held_by": None},
+                "attempt": attempt.key,
+                "pipeline_id": attempt.pipeline_id,
+                "attempt_no": attempt.attempt_no,
+                "sample_id": sample,
+                "role": rng.choice(["train", "check"]),
+                "reason": "new",
+                "right_key": right,
+                "teaches": "accepted",
+                "prompt_key": int(sample[1:]) % 15,
+                "rank": 0,
+                "reviewed": True,
+                "is_new": last.get(sample) != right,
+                "held_by": None,
             }
             for sample, right in taken.items()
         ]
