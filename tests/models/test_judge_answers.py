@@ -18,6 +18,7 @@ import pytest
 from judge_world import BAD, GOOD, both_of, case_of, judge_of, verdict
 from stub_judge import Reply, Shown, StubJudge, completion, rating
 
+from loop_dagster.errors import JudgeUnavailable
 from loop_dagster.models.judge import DIMENSIONS, Case, Judge, Message, Preference, Ratings, Usage
 from loop_dagster.models.judge_answers import Budget, judge_answers
 from loop_dagster.models.reference_judge import ReferenceJudge
@@ -120,15 +121,15 @@ def test_a_cancelled_step_is_left_within_seconds_though_the_judge_hangs(monkeypa
     mine = threading.Event()
     mine.set()
     cases = [case_of(at) for at in range(20)]
-    with judge_of(lambda _: Reply(503, delay_s=1.5), timeout_s=60.0) as (judge, stub):
+    with judge_of(lambda _: Reply(503, delay_s=6.0), timeout_s=60.0) as (judge, _):
         threading.Timer(0.3, mine.clear).start()
         began = time.monotonic()
         judged = judge_answers(judge, cases, both_of(cases), may_go_on=mine.is_set)
-        assert time.monotonic() - began < 1.4
+        assert time.monotonic() - began < 5
         assert judged.ended is not None and "cancelled" in judged.ended
         assert judged.not_reached == 20
-        time.sleep(1.5)
-        assert len(stub.seen) == 8  # nobody tries again for a step that is over
+        with pytest.raises(JudgeUnavailable, match="stopped"):
+            judge.rate(cases[0], GOOD)  # nobody asks again for a step that is over
 
 
 # --- going on --------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def test_a_killed_process_is_gone_on_from_and_no_call_is_asked_twice(tmp_path: P
 
     def reply(shown: Shown) -> Reply:
         answer = verdict(shown)
-        return Reply(answer.status, answer.body, delay_s=0.01)
+        return Reply(answer.status, answer.body, delay_s=0.03)
 
     with judge_of(reply) as (judge, stub):
         for _ in range(4):

@@ -246,7 +246,7 @@ def test_a_retry_after_holds_back_every_caller() -> None:
         other.join()
     first, *later = asked_at
     assert len(later) == 2 and all(at - first >= 0.4 for at in later)
-    assert later[0] != later[1] and all(at - first < 0.8 for at in later)
+    assert later[0] != later[1] and all(at - first < 3 for at in later)
 
 
 def test_waits_double_and_are_random() -> None:
@@ -260,7 +260,7 @@ def test_waits_double_and_are_random() -> None:
         judge.rate(case_of(), GOOD)
     waits = [later - earlier for earlier, later in itertools.pairwise(asked_at)]
     for wait, most in zip(waits, (0.05, 0.1, 0.2, 0.4), strict=True):
-        assert most / 2 <= wait < most + 0.05
+        assert most / 2 <= wait < most + 0.25
 
 
 def test_a_limited_rate_is_waited_for_while_others_get_through() -> None:
