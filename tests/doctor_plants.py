@@ -99,12 +99,8 @@ def readable_registry(patient: Patient) -> None:
 
 def readable_settings(patient: Patient) -> None:
     path = patient.home / "settings.yaml"
-    path.write_text(f"judge_api_key: {SECRET}\njudge: openai\njudge_url: http://127.0.0.1:9/v1\njudge_model: m\n")
+    path.write_text(f"drain_rows: 100\n# judge_api_key: {SECRET}\n")
     path.chmod(0o640)
-    patient.env("LOOP_JUDGE", "reference")
-    for name in ("LOOP_JUDGE_URL", "LOOP_JUDGE_MODEL", "LOOP_JUDGE_API_KEY"):
-        patient.env(name, None)
-    path.write_text(f"lake_url: {patient.home / 'lake'}\n# judge_api_key: {SECRET}\n")
 
 
 # Dagster's home

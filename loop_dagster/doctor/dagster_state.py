@@ -88,7 +88,7 @@ def sensors(installation: Installation) -> Iterator[Finding]:
             "sensor_off",
             "sensors",
             where=f"sensor {name}",
-            found="switched off: what it does (docs/lineage.png) no longer happens",
+            found="switched off, so what it does no longer happens",
             mend=f"Dagster's UI, Automation, {name}, switch on; or `DAGSTER_HOME={home} dagster sensor start {name} "
             "-w workspace.yaml` in the project's folder.",
         )

@@ -32,7 +32,7 @@ def ports(installation: Installation) -> Iterator[Finding]:
             "ports",
             where="LOOP_WEBSERVER_PORT and LOOP_SERVE_PORT",
             found=f"both are {settings.serve_port}",
-            mend=f"`export LOOP_SERVE_PORT={settings.serve_port + 1}`",
+            mend=f"`export LOOP_SERVE_PORT={_free_after(settings.serve_host, settings.serve_port)}`",
         )
     for one in wanted:
         yield _port(installation, one)
@@ -76,12 +76,11 @@ def _port(installation: Installation, wanted: _Wanted) -> Finding:
         return fine(
             "port", what, where=where, found=f"this installation's own {wanted.name} listens there (process {pid})"
         )
-    free = next((one for one in range(port + 1, port + _NEAR) if _bound(host, one) is None), None)
     home = _home_of(pid)
     who = describe(pid) if pid is not None else "a program that this user may not see"
     other = f" of the installation {home}" if home else ""
     end = f"end it (`kill {pid}`)" if pid is not None else "end that program"
-    choose = f"`export {setting}={free or '<port>'}`"
+    choose = f"`export {setting}={_free_after(host, port)}`"
     return mistake(
         "port_taken",
         what,
@@ -105,6 +104,11 @@ def _bound(host: str, port: int) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def _free_after(host: str, port: int) -> int | str:
+    """The next port that is free, to choose instead."""
+    return next((one for one in range(port + 1, port + _NEAR) if _bound(host, one) is None), "<port>")
 
 
 def _listener(port: int) -> int | None:
