@@ -233,12 +233,15 @@ class _Notes:
         self.total = used_before
         if journal is None:
             return
-        if journal.rows and "used_before" in journal.rows[0]:
-            self.total = Usage(*journal.rows[0]["used_before"])
-        else:
+        begun = next((row["used_before"] for row in journal.rows if "used_before" in row), None)
+        if begun is None:
             journal.append({"used_before": used_before.as_row()})
+        else:
+            self.total = Usage(*begun)
         under_way: dict[tuple[str, str], Usage] = {}
-        for row in journal.rows[1:]:
+        for row in journal.rows:
+            if "used_before" in row:
+                continue
             key = (row["key"], row["call"])
             if "begun" in row:
                 under_way[key] = Usage(*row["begun"])

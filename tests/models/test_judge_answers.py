@@ -194,6 +194,7 @@ def test_a_torn_line_is_asked_again_alone(tmp_path: Path) -> None:
         lines = journal.read_bytes().split(b"\n")
         told = [at for at, line in enumerate(lines) if b'"said"' in line]
         lines[told[3]] = lines[told[3]][:20]
+        lines[1] = b"\x00" * len(lines[1])  # what was used before
         journal.write_bytes(b"\n".join(lines)[:-9])
         again = judge_answers(judge, cases, both_of(cases), journal=journal)
         assert again.frame.equals(whole.frame)
