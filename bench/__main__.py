@@ -21,7 +21,7 @@ BENCHES: dict[str, list[str]] = {
     "loop_speed": [],
     "training_speed": ["--rows", "24", "--repeat", "1"],
     "answering_speed": ["--questions", "20", "--repeat", "1"],
-    "judge_speed": ["--samples", "20", "--delay-ms", "50", "--repeat", "1"],
+    "judge_speed": ["--samples", "40", "--repeat", "1"],
     "start_latency": ["--pipelines", "1", "--repeat", "1"],
 }
 #: Run only when named: half an hour each.
