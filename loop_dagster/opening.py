@@ -108,7 +108,7 @@ def fingerprint(store: Store, now: datetime) -> Iterator[tuple[Pipeline, str]]:
     """
     versions = [store.lake.version(table) for table in LAKE_TABLES]
     common = [versions, store.inbox.pending()[0], counted_rows(store)]
-    numbers = {attempt.pipeline_id: [attempt.attempt_no, attempt.state] for attempt in store.attempts.list()}
+    numbers = store.attempts.newest()
     for pipeline in store.pipelines.list():
         if not pipeline.enabled:
             continue
@@ -158,7 +158,7 @@ def plan_pass(store: Store, now: datetime, seen: Seen) -> Pass:
     waiting, gone = store.inbox.pending()[0], len(store.inbox.tombstones())
     data = json.dumps([*(store.lake.version(table) for table in LAKE_TABLES), waiting, gone])
     counted = counted_rows(store)
-    numbers = {attempt.pipeline_id: [attempt.attempt_no, attempt.state] for attempt in store.attempts.list()}
+    numbers = store.attempts.newest()
     own: list[tuple[Pipeline, list[object]]] = []
     for pipeline in store.pipelines.list():
         if pipeline.enabled:

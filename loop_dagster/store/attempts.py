@@ -347,6 +347,20 @@ class Attempts:
             where.append(attempts.c.state.in_(states))
         return self._select(*where, limit=limit, offset=offset)
 
+    def newest(self) -> dict[str, tuple[int, TrainingRunState]]:
+        """Number and state of each pipeline's newest attempt, however many there were."""
+        mine = attempts.c.workspace == self.registry.workspace
+        last = (
+            sa.select(attempts.c.pipeline_id, sa.func.max(attempts.c.attempt_no).label("attempt_no"))
+            .where(mine)
+            .group_by(attempts.c.pipeline_id)
+            .subquery()
+        )
+        same = sa.and_(attempts.c.pipeline_id == last.c.pipeline_id, attempts.c.attempt_no == last.c.attempt_no)
+        query = sa.select(attempts.c.pipeline_id, attempts.c.attempt_no, attempts.c.state).join(last, same).where(mine)
+        with self.registry.read() as connection:
+            return {row.pipeline_id: (row.attempt_no, row.state) for row in connection.execute(query)}
+
     def active(self) -> tuple[Attempt, ...]:
         """Every attempt of the workspace that has not ended, oldest first."""
         return self._select(attempts.c.state.not_in(TERMINAL))

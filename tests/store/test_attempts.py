@@ -68,6 +68,7 @@ def test_numbers_key_and_what_is_frozen(store: Attempts, pipeline: Pipeline) -> 
     assert store.active() == (second,)
     assert store.list(states=["failed"])[0].run_id == first.run_id
     assert store.list(limit=1, offset=1) == (second,)
+    assert store.newest() == {pipeline.pipeline_id: (2, "built")}
     assert store.counts() == {pipeline.pipeline_id: {"failed": 1, "built": 1}}
 
 
