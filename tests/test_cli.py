@@ -174,10 +174,10 @@ def test_a_change_that_changes_nothing_says_so(loop: Loop, support: str) -> None
     assert (stale.status, stale.data["error"]["code"]) == (3, "REVISION_MISMATCH")
 
 
-def test_a_script_deletes_without_being_asked(loop: Loop, support: str) -> None:
+def test_a_script_deletes_without_being_asked(loop: Loop, support: str, tiny_model: Path) -> None:
     assert loop("pipelines", "delete", support).text.startswith("Deleted")
     assert loop("pipelines", "show", support, "--json").status == 4
-    again = loop("pipelines", "create", "--name", "Support", "--json")
+    again = loop("pipelines", "create", "--name", "Support", "--model", str(tiny_model), "--json")
     assert again.data["error"]["code"] == "PIPELINE_NAME_TAKEN"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -247,7 +248,7 @@ def test_our_own_serving_is_fine_and_a_second_home_on_its_port_is_told(patient: 
     serving = start_serving(patient.settings)
     with running(serving):
         give_up = time.monotonic() + 60
-        while not (patient.home / "run" / "serving.json").exists():
+        while not _listens(patient.settings.serve_port):  # its note is there a moment before
             serving.check()
             assert time.monotonic() < give_up, serving.log.read_text()
             time.sleep(0.1)
@@ -257,6 +258,11 @@ def test_our_own_serving_is_fine_and_a_second_home_on_its_port_is_told(patient: 
         patient.env("LOOP_HOME", str(patient.home.parent / "second"))
         healthy(patient)
         assert str(patient.home) in patient.doctor().but_fine()["port_taken"]["found"]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_two_daemons_on_one_home_are_named(patient: Patient) -> None:

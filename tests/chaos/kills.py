@@ -154,7 +154,7 @@ def kill_an_import(folder: Path, seed: int, *, rows: int = 3_000) -> str:
             [sys.executable, "-c", _IMPORT, str(file)], env=home.environment, stdout=subprocess.DEVNULL
         )
         try:
-            process.wait(rng.uniform(0.3, 2.5))
+            process.wait(rng.uniform(0.3, 2.5) + 0.5 * kills)  # longer each time: a slow machine ends it too
             break
         except subprocess.TimeoutExpired:
             _kill(process.pid)
@@ -201,7 +201,7 @@ def kill_a_drain(folder: Path, seed: int, *, rows: int = 400) -> str:
     while writer.poll() is None or store.inbox.pending().rows or store.inbox.unfinished() is not None:
         drainer = subprocess.Popen([sys.executable, "-c", _DRAIN], env=home.environment)
         try:
-            drainer.wait(rng.uniform(0.3, 2.0))
+            drainer.wait(rng.uniform(0.3, 2.0) + 0.5 * kills)
         except subprocess.TimeoutExpired:
             _kill(drainer.pid)
             drainer.wait()
