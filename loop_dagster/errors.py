@@ -568,3 +568,12 @@ class TrainingDiverged(LoopError):
             f"Set a learning rate below {learning_rate:g}, or leave it out for the automatic one.",
             step=step,
         )
+
+
+class CallUnderWay(Conflict):
+    """The first call with this Idempotency-Key is not answered yet."""
+
+    passes = True
+
+    def __init__(self) -> None:
+        super().__init__("The first call with this Idempotency-Key is still under way. Send it again in a moment.")

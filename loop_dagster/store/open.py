@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from loop_dagster.settings import Settings
 from loop_dagster.store.artifacts import Artifacts
 from loop_dagster.store.attempts import Attempts
+from loop_dagster.store.calls import Calls
 from loop_dagster.store.inbox import Inbox
+from loop_dagster.store.keys import Keys
 from loop_dagster.store.lake import Lake
 from loop_dagster.store.leases import Leases
 from loop_dagster.store.owner import owner_of
@@ -32,6 +34,8 @@ class Store:
     pipelines: Pipelines
     attempts: Attempts
     versions: Versions
+    keys: Keys
+    calls: Calls
 
 
 def open_store(settings: Settings | None = None) -> Store:
@@ -61,4 +65,6 @@ def store_over(settings: Settings, registry: Registry) -> Store:
         pipelines=Pipelines(registry),
         attempts=Attempts(registry),
         versions=Versions(registry),
+        keys=Keys(registry),
+        calls=Calls(registry),
     )

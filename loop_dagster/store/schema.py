@@ -285,3 +285,36 @@ installations = sa.Table(
     sa.Column("created_at", Utc, nullable=False),
     sa.PrimaryKeyConstraint("workspace"),
 )
+
+#: Keys of the API. The key itself is never kept, only its hash; `workspace` is the one that it was made in.
+api_keys = sa.Table(
+    "api_keys",
+    metadata,
+    _workspace(),
+    sa.Column("key_id", sa.String(36), nullable=False),
+    sa.Column("key_hash", sa.String(64), nullable=False),  # sha256 of the key, hex
+    sa.Column("prefix", sa.String(16), nullable=False),  # the first characters, by which people tell keys apart
+    sa.Column("name", sa.String(80), nullable=False),
+    sa.Column("scopes", Json, nullable=False),
+    sa.Column("workspaces", Json, nullable=False),  # what it may be used for
+    sa.Column("created_at", Utc, nullable=False),
+    sa.Column("last_used_at", Utc),  # to the minute: a call does not cost a write
+    sa.Column("revoked_at", Utc),
+    sa.PrimaryKeyConstraint("workspace", "key_id"),
+    sa.Index("ix_api_keys_key_hash", "key_hash"),
+)
+
+#: Writes that came with an Idempotency-Key: the answer of the first one, for a day.
+idempotent_calls = sa.Table(
+    "idempotent_calls",
+    metadata,
+    _workspace(),
+    sa.Column("call_key", sa.String(64), nullable=False),  # hash of the API key's id and the Idempotency-Key
+    sa.Column("fingerprint", sa.String(64), nullable=False),  # hash of method, address and body
+    sa.Column("token", sa.String(36), nullable=False),  # whose turn it is while there is no answer
+    sa.Column("status", sa.Integer),  # null while the first call is under way
+    sa.Column("answer", Json),
+    sa.Column("created_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace", "call_key"),
+    sa.Index("ix_idempotent_calls_created_at", "workspace", "created_at"),
+)
