@@ -13,10 +13,10 @@ from loop_dagster.rules.decision import ComparedVerdict
 from loop_dagster.rules.promotion import check_approval
 from loop_dagster.rules.states import TESTABLE, step_of
 from loop_dagster.store.open import Store
-from loop_dagster.store.records import Attempt
+from loop_dagster.store.records import LOOP, Attempt
 
 
-def approve(store: Store, attempt: Attempt, *, force: bool, now: datetime) -> Attempt:
+def approve(store: Store, attempt: Attempt, *, force: bool, now: datetime, actor: str = LOOP) -> Attempt:
     """Record a person's approval; the promotion job then makes it live, or compares it again if what is live changed.
 
     Raises Refused with NOT_TESTED or INCONCLUSIVE_REQUIRES_FORCE, Conflict when it does not wait for a decision.
@@ -32,13 +32,14 @@ def approve(store: Store, attempt: Attempt, *, force: bool, now: datetime) -> At
         sentence,
         now=now,
         expect="awaiting_review",
+        actor=actor,
         decision="promoted",
         decided_at=now,
         review_until=None,
     )
 
 
-def reject(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
+def reject(store: Store, attempt: Attempt, *, now: datetime, actor: str = LOOP) -> Attempt:
     """Record a person's no: it is closed, and what is live stays. Raises Conflict when it does not wait for one."""
     _check_waits(attempt)
     return store.attempts.move(
@@ -47,12 +48,13 @@ def reject(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
         "A person decided against it.",
         now=now,
         expect="awaiting_review",
+        actor=actor,
         decision="rejected",
         decided_at=now,
     )
 
 
-def test_again(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
+def test_again(store: Store, attempt: Attempt, *, now: datetime, actor: str = LOOP) -> Attempt:
     """Compare an attempt that trained and was never tested once more, with what is live now, on the same questions.
 
     It goes back to checkpoint_ready (rules.md, Going live); while that test is under way a second call answers the
@@ -60,21 +62,27 @@ def test_again(store: Store, attempt: Attempt, *, now: datetime) -> Attempt:
     """
     if step_of(attempt.state) in ("comparison", "promotion"):
         return attempt
-    why = None
-    if (attempt.report or {}).get("rows_scored"):
-        why = "it was tested: its report says what came of it"
-    elif attempt.state not in TESTABLE:
-        why = f"it is {attempt.state}, and only one in {', '.join(TESTABLE)} can be"
-    elif attempt.adapter_digest is None:
-        why = "it kept no adapter"
-    elif not store.artifacts.has(attempt.adapter_digest):
-        why = "its adapter was deleted, a day after the attempt ended"
+    why = why_not_again(store, attempt)
     if why is not None:
         raise Refused("CANNOT_TEST_AGAIN", f"Attempt {attempt.key} cannot be tested again: {why}.")
     pipeline = store.pipelines.get(attempt.pipeline_id)
     if not pipeline.enabled:
         raise Refused("RULE_PAUSED", f"Pipeline {pipeline.tag} is paused. Switch it back on first.")
-    return store.attempts.test_again(attempt.run_id, "A person asked for its test to be repeated.", now=now)
+    sentence = "A person asked for its test to be repeated."
+    return store.attempts.test_again(attempt.run_id, sentence, now=now, actor=actor)
+
+
+def why_not_again(store: Store, attempt: Attempt) -> str | None:
+    """What is about the attempt itself that it cannot be tested again; None when nothing is."""
+    if (attempt.report or {}).get("rows_scored"):
+        return "it was tested: its report says what came of it"
+    if attempt.state not in TESTABLE:
+        return f"it is {attempt.state}, and only one in {', '.join(TESTABLE)} can be"
+    if attempt.adapter_digest is None:
+        return "it kept no adapter"
+    if not store.artifacts.has(attempt.adapter_digest):
+        return "its adapter was deleted, a day after the attempt ended"
+    return None
 
 
 def _check_waits(attempt: Attempt) -> None:

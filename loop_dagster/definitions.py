@@ -12,8 +12,8 @@ import dagster as dg
 
 from assets.adapter import adapter
 from assets.comparison import answers, judgements, report
-from assets.intake import intake
 from assets.decisions import DECISION_JOBS
+from assets.intake import intake
 from assets.lengths import token_counts
 from assets.training_set import holdout, selection, training_set
 from assets.upkeep import upkeep_job

@@ -100,7 +100,7 @@ def report_of(store: Store, attempt: Attempt) -> Report:
         explanation=attempt_row(attempt, pipeline)["explanation"],
         items=items,
         dimensions=_dimensions(scored),
-        training=_training(store, attempt),
+        training=training_of(store, attempt),
         selected=_selected(_rows(store, SELECTIONS, attempt)),
         timeline=timeline,
         answers_are_newer=attempt.state in _COMPARING or judged != (result.rows_scored, result.rows_failed),
@@ -262,7 +262,8 @@ def _in_rubric(name: str) -> tuple[int, str]:
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def _training(store: Store, attempt: Attempt) -> Training | None:
+def training_of(store: Store, attempt: Attempt) -> Training | None:
+    """How its training went; None while it has kept no adapter. No text of a row is read."""
     rows = _rows(store, ADAPTERS, attempt).to_dicts()
     if not rows:
         return None

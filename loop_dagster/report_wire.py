@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from loop_dagster.models.judge import RUBRIC
-from loop_dagster.report_records import Item, Report, Side
+from loop_dagster.report_records import Item, Report, Side, Training
 from loop_dagster.rules.decision import BIG_CHANGE, PASS_SCORE, ROWS_AT_LEAST, WIN_RATE
 from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.wire import attempt_row, timestamp
 
 #: Ratings are from 0 to this (rules.md, How it is tested).
 MOST: Final = 10
+NOT_TRAINED: Final = "It has kept no adapter, so there is no curve to draw."
 #: Codes of failed samples, in the wire's closed set: all but the first are the judge's.
 _ERROR_CODES: Final[Mapping[str, str]] = {"INCUMBENT_UNANSWERED": "incumbent_unanswered"}
 
@@ -32,7 +33,7 @@ def report_row(report: Report) -> dict[str, Any]:
         "attempt": attempt_row(report.attempt, report.pipeline),
         "evaluation": evaluation_row(report),
         "bars": [bar.as_dict() for bar in report.result.bars],
-        "training_curve": curve_row(report),
+        "training_curve": curve_row(report.attempt.run_id, report.training),
         "samples": {
             "train": report.selected.train,
             "check": report.selected.check,
@@ -138,11 +139,10 @@ def item_row(report: Report, item: Item) -> dict[str, Any]:
     }
 
 
-def curve_row(report: Report) -> dict[str, Any]:
-    """The training as `TrainingCurve`."""
-    training = report.training
+def curve_row(run_id: str, training: Training | None) -> dict[str, Any]:
+    """The training of an attempt as `TrainingCurve`; without one there is nothing to draw, and it says so."""
     return {
-        "run_id": report.attempt.run_id,
+        "run_id": run_id,
         "points": [
             {"step": point.step, "train_loss": point.train_loss, "check_loss": point.check_loss}
             for point in (training.points if training else ())
@@ -151,7 +151,7 @@ def curve_row(report: Report) -> dict[str, Any]:
         "trained_steps": training.trained_steps if training else None,
         "planned_steps": training.planned_steps if training else None,
         "keeps_last": training is not None and training.recipe.get("keep") == "last",
-        "reason": None if training and training.points else "No loss was logged.",
+        "reason": None if training and training.points else "No loss was logged." if training else NOT_TRAINED,
     }
 
 

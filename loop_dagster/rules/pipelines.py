@@ -24,6 +24,8 @@ Policy = Literal["holdout", "manual"]
 #: Policies of rules.md that weigh benchmarks; an installation without benchmarks cannot follow them.
 BENCHMARK_POLICIES: Final = ("all", "primary", "k_of_n", "weighted")
 LORA_RANKS: Final = (4, 8, 16, 32, 64)
+#: Characters of a use case.
+MAX_USE_CASE: Final = 2_000
 
 #: Inclusive ranges of the training settings and how a refusal words them (rules.md, How it trains).
 TRAINING_RANGES: Final[Mapping[str, tuple[float, float, str]]] = {
@@ -162,10 +164,12 @@ class Promotion(_Part):
 class PipelineSettings(_Part):
     """Everything that a person sets on a pipeline beside its name and model, in the API's own nesting.
 
-    `tags` are extra ones: the pipeline's own tag always counts and is not listed. `max_versions` None is no limit.
+    `use_case` says in the owner's words what it is for. `tags` are extra ones: the pipeline's own tag always counts and
+    is not listed. `max_versions` None is no limit.
     `auto_scoring` lets the judge score unreviewed samples while the pipeline is short.
     """
 
+    use_case: Annotated[str, Field(max_length=MAX_USE_CASE)] = ""
     tags: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_ON_SAMPLE - 1)] = ()
     conditions: Conditions = Conditions()
     holdout: Holdout = Holdout()

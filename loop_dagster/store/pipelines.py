@@ -156,10 +156,13 @@ class Pipelines:
         name: str | None = None,
         model_id: str | None = None,
         model_digest: str | None = None,
+        enabled: bool | None = None,
         expected_revision: int | None = None,
         now: datetime | None = None,
     ) -> Pipeline:
         """Change what is given. In `settings` absent keeps, null puts back to the default, a value replaces.
+
+        `enabled` pauses it or switches it on again, which is no revision.
 
         A new revision is made if anything changed, none otherwise. A new `model_id` drops the old pin unless
         `model_digest` comes with it. Raises RevisionMismatch; Refused with PIPELINE_NAME_TAKEN, or RUN_ACTIVE when the
@@ -171,9 +174,10 @@ class Pipelines:
             if expected_revision is not None and expected_revision != pipeline.revision:
                 raise RevisionMismatch(pipeline.pipeline_id, expected_revision, pipeline.revision)
             wanted = pipeline.settings.merged(settings) if settings else pipeline.settings
-            return self._save(
+            saved = self._save(
                 connection, pipeline, wanted, name=name, model_id=model_id, model_digest=model_digest, now=now
             )
+            return saved if enabled is None else self._switch(connection, saved, on=enabled, reason=None, now=now)
 
     def apply(
         self, spec: Mapping[str, Any], *, model_digest: str | None = None, now: datetime | None = None
