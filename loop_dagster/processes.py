@@ -186,6 +186,13 @@ def start_serving(settings: Settings) -> Process:
     return Process("serving", [sys.executable, "-m", "loop_dagster.models.serve"], settings)
 
 
+def start_api(settings: Settings) -> Process:
+    """The HTTP API."""
+    check_port("The API", settings.api_host, settings.api_port, "LOOP_API_PORT")
+    command = [sys.executable, "-m", "loop_dagster.cli", "serve"]
+    return Process("api", [*command, "--host", settings.api_host, "--port", str(settings.api_port)], settings)
+
+
 def runs_under_way(settings: Settings) -> bool:
     """Whether Dagster has any run of this installation that has not ended."""
     from dagster import DagsterInstance, DagsterRunStatus, RunsFilter

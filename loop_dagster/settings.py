@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     webserver_port: int = Field(default=3000, ge=1, le=65_535)
     serve_host: str = "127.0.0.1"
     serve_port: int = Field(default=8766, ge=1, le=65_535, description="the engine that answers for live versions")
+    api_host: str = "127.0.0.1"
+    api_port: int = Field(default=8765, ge=1, le=65_535, description="the HTTP API")
 
     drain_rows: int = Field(default=5_000, ge=1)
     drain_age_s: float = Field(default=60.0, gt=0)

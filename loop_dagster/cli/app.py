@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from loop_dagster.cli import attempts, demo, doctor, importing, pipelines, reports, running, samples, versions
+from loop_dagster.cli import attempts, demo, doctor, importing, keys, pipelines, reports, running, samples, versions
 
 app = typer.Typer(
     name="loop",
@@ -17,6 +17,7 @@ app.add_typer(pipelines.app, name="pipelines", help="Create, edit, pause and del
 app.add_typer(samples.app, name="samples", help="List samples and see what each one is worth.")
 app.add_typer(attempts.app, name="attempts", help="List attempts, see why one ended as it did, stop one.")
 app.add_typer(versions.app, name="versions", help="List what went live.")
+app.add_typer(keys.app, name="keys", help="Make, list and revoke keys of the HTTP API.")
 app.command("import")(importing.import_)
 app.command("feedback")(samples.feedback)
 app.command("train")(attempts.train)
@@ -25,5 +26,6 @@ app.command("ask")(versions.ask)
 app.command("init")(running.init)
 app.command("run")(running.run)
 app.command("dev")(running.dev)
+app.command("serve")(keys.serve)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)

@@ -1,4 +1,4 @@
-"""`loop run` and `loop dev`: the daemon, the UI, serving and the intake folder."""
+"""`loop run` and `loop dev`: the daemon, the UI, serving, the API and the intake folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import typer
 
 from loop_dagster.cli.attempts import attempt_rows
 from loop_dagster.cli.context import opened
+from loop_dagster.cli.keys import first_key
 from loop_dagster.cli.output import AsJson, emit_json, err, out
 from loop_dagster.cli.watching import until_idle
 from loop_dagster.errors import EXIT_FAILED
-from loop_dagster.processes import render_home, running, start_daemon, start_dagster, start_serving
+from loop_dagster.processes import render_home, running, start_api, start_daemon, start_dagster, start_serving
 
 
 def run(
@@ -65,20 +66,24 @@ def init(as_json: AsJson = False) -> None:
 
 
 def dev() -> None:
-    """Start Dagster's UI, the daemon, the intake folder and serving together; Ctrl-C ends them all."""
+    """Start Dagster's UI, the daemon, the intake folder, serving and the API together; Ctrl-C ends them all."""
     store = opened()
     settings = store.settings
     settings.intake.mkdir(parents=True, exist_ok=True)
     serving = start_serving(settings)
     with running(serving):
         dagster = start_dagster(settings)
-        with running(dagster):
+        with running(dagster), running(api := start_api(settings)):
             out.print(f"Dagster's UI    http://127.0.0.1:{settings.webserver_port}")
             out.print(f"Live versions   http://{settings.serve_host}:{settings.serve_port}/v1  (model loop-<tag>)")
+            out.print(f"The API         http://{settings.api_host}:{settings.api_port}  (its addresses: /docs)")
+            if (made := first_key(store)) is not None:
+                out.print(f"Its first key   {made.text}  (shown this once)", highlight=False)
             out.print(f"Intake folder   {settings.intake}/<tag>/  (…/<tag>/good/ for answers that are good examples)")
             out.print(f"Logs            {dagster.log.parent}")
             out.print("Ctrl-C ends all of them.")
             while True:
                 dagster.check()
                 serving.check()
+                api.check()
                 time.sleep(1)

@@ -1,0 +1,94 @@
+"""Puts the API together: one FastAPI app over the stores of an installation.
+
+Belongs here: the app, its routers in order, its health. Does not belong here: any route with a body, any rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from loop_dagster.api import problems
+from loop_dagster.api.calls import Stores
+from loop_dagster.api.routers import evaluations, keys, not_built, pipelines, training_runs, workspace
+from loop_dagster.store.open import Store, open_store
+
+ROUTERS = (keys, workspace, pipelines, training_runs, evaluations)
+TITLE = "The loop's API"
+
+
+def create_app(store: Store) -> FastAPI:
+    """The API over these stores; a key decides in which workspace a call works."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        app.state.stores.close()
+
+    app = FastAPI(
+        title=TITLE,
+        version=version("loop-dagster"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+        separate_input_output_schemas=False,
+    )
+    app.state.stores = Stores(store)
+    problems.install(app)
+    app.include_router(_health)
+    # What is not built stands first: its fixed addresses would else read as ids of a built route.
+    for router in (not_built.router, *(module.router for module in ROUTERS)):
+        app.include_router(router)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
+    return app
+
+
+def from_environment() -> FastAPI:
+    """The API of the installation that the environment names: what each worker process starts with."""
+    return create_app(open_store())
+
+
+_health = APIRouter(tags=["health"])
+
+
+@_health.get("/health")
+def health() -> dict[str, str]:
+    """Whether the process answers; it asks for no key and says nothing else."""
+    return {"status": "ok"}
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI of the app: keys, and the one envelope of every failure in place of FastAPI's own."""
+    if app.openapi_schema is None:
+        found = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        parts = found.setdefault("components", {})
+        parts["securitySchemes"] = {
+            "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            "bearer": {"type": "http", "scheme": "bearer"},
+        }
+        parts.setdefault("schemas", {})["Problem"] = _PROBLEM
+        problem = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        for path, operations in found["paths"].items():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = {"description": "A failure", "content": problem}
+                operation["security"] = [{"key": []}, {"bearer": []}] if path.startswith("/api/") else []
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+_PROBLEM = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": {"type": "string"}, "message": {"type": "string"}},
+        }
+    },
+}

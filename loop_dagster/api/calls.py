@@ -1,0 +1,185 @@
+"""Who calls, what they may do, and answering a write once however often it is sent.
+
+Belongs here: keys and workspaces of a request, and the Idempotency-Key. Does not belong here: keys in the registry
+(store/keys.py), bodies (bodies.py). Every store that a route sees is that of the caller's workspace, so an id of
+another workspace is an id that is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Request
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from loop_dagster.api.bodies import Sent, read
+from loop_dagster.api.errors import Forbidden, Unauthorized
+from loop_dagster.errors import BadRequest, CallUnderWay
+from loop_dagster.store.calls import Answered, Turn
+from loop_dagster.store.keys import ApiKey, Scope
+from loop_dagster.store.open import Store, store_over
+from loop_dagster.store.registry import Registry
+
+#: Characters of an Idempotency-Key.
+MAX_IDEMPOTENCY_KEY: Final = 255
+#: Seconds that a call waits for the answer of the same one under way; then it is told to come again.
+WAIT_S: Final = 20.0
+_LOOK_EVERY_S: Final = 0.05
+
+
+class Stores:
+    """The stores of every workspace that this process has been asked for, each made once."""
+
+    def __init__(self, store: Store) -> None:
+        self.home = store
+        self._known = {store.registry.workspace: store}
+        self._lock = threading.Lock()
+
+    def of(self, workspace: str) -> Store:
+        """The stores of a workspace that a key is bound to."""
+        with self._lock:
+            if workspace not in self._known:
+                settings = self.home.settings.model_copy(update={"workspace": workspace})
+                self._known[workspace] = store_over(settings, Registry(settings.registry, workspace))
+            return self._known[workspace]
+
+    def close(self) -> None:
+        for store in self._known.values():
+            store.registry.dispose()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: a key, the workspace meant (None when the key is bound to several and none was named), its stores."""
+
+    key: ApiKey
+    stores: Stores
+    workspace: str | None
+    request: Request
+
+    @property
+    def store(self) -> Store:
+        if self.workspace is None:
+            raise BadRequest(
+                "This key is bound to several workspaces: name one of them in the header X-Workspace-ID.",
+                field="X-Workspace-ID",
+            )
+        return self.stores.of(self.workspace)
+
+    @property
+    def actor(self) -> str:
+        """How timelines name the caller."""
+        return f"key:{self.key.key_id}"
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.key.scopes
+
+    def once(self, sent: Sent, write: Callable[[], Any], *, status: int = 200) -> JSONResponse:
+        """Do a write and answer what it gives; sent again with the same Idempotency-Key, answer without doing it.
+
+        Only what was done is kept: a refusal wrote nothing, so sending it again asks anew.
+        """
+        name = self.request.headers.get("idempotency-key")
+        if name is None:
+            return JSONResponse(write(), status)
+        if not (1 <= len(name) <= MAX_IDEMPOTENCY_KEY and name.isascii() and name.isprintable()):
+            raise BadRequest(
+                f"An Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters.",
+                field="Idempotency-Key",
+            )
+        calls = self.store.calls
+        turn = self._turn(name, self._fingerprint(sent))
+        if isinstance(turn, Answered):
+            return JSONResponse(turn.answer, turn.status, {"Idempotent-Replayed": "true"})
+        try:
+            done = write()
+        except BaseException:
+            calls.release(turn)
+            raise
+        calls.settle(turn, status, done)
+        return JSONResponse(done, status)
+
+    def _turn(self, name: str, fingerprint: str) -> Turn | Answered:
+        """The turn, or the first call's answer, which a second one at the same moment waits for."""
+        give_up = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return self.store.calls.begin(self.key.key_id, name, fingerprint)
+            except CallUnderWay:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(_LOOK_EVERY_S)
+
+    def _fingerprint(self, sent: Sent) -> str:
+        url = self.request.url
+        whole = hashlib.sha256(f"{self.request.method}\0{url.path}\0{url.query}\0".encode("utf-8", "replace"))
+        whole.update(sent.raw)
+        return whole.hexdigest()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def needs(scope: Scope | None) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
+    """A dependency: the caller, if the key has `scope` (None: any). Raises Unauthorized, Forbidden, BadRequest."""
+
+    async def caller(request: Request) -> Caller:
+        _check_address(request)
+        stores: Stores = request.app.state.stores
+        text = _key_text(request)
+        key = await run_in_threadpool(stores.home.keys.find, text) if text else None
+        if key is None:
+            raise Unauthorized
+        workspace = request.headers.get("x-workspace-id") or (key.workspaces[0] if len(key.workspaces) == 1 else None)
+        if workspace is not None and workspace not in key.workspaces:
+            raise Forbidden("The key is not bound to the workspace in X-Workspace-ID.")
+        if scope is not None and scope not in key.scopes:
+            raise Forbidden(f"The key lacks the scope {scope}. `loop keys create --scope {scope}` makes one with it.")
+        return Caller(key, stores, workspace, request)
+
+    return caller
+
+
+Reader = Annotated[Caller, Depends(needs("loop:read"))]
+Writer = Annotated[Caller, Depends(needs("loop:write"))]
+AnyKey = Annotated[Caller, Depends(needs(None))]
+#: The body of a write that has no fields: what was sent counts for its Idempotency-Key alone.
+Unread = Annotated[Sent, Depends(read)]
+
+
+def _key_text(request: Request) -> str | None:
+    text = request.headers.get("x-api-key")
+    if text is None:
+        kind, _, rest = request.headers.get("authorization", "").partition(" ")
+        text = rest if kind.lower() == "bearer" else ""
+    return text.strip() or None
+
+
+def _check_address(request: Request) -> None:
+    """Raise BadRequest for what no database takes as a text."""
+    if any("\0" in value for pair in request.query_params.multi_items() for value in pair):
+        raise BadRequest("A parameter of the address holds the character U+0000.")
+    if any("\0" in str(value) for value in request.path_params.values()):
+        raise BadRequest("The address holds the character U+0000.")
+    if request.url.path.startswith("/api/"):
+        _check_parameters(request)
+
+
+def _check_parameters(request: Request) -> None:
+    """Raise BadRequest for a parameter that the route does not have: misspelt, it would be passed over in silence."""
+    if not request.query_params or not isinstance(route := request.scope.get("route"), APIRoute):
+        return
+    known = {field.alias for field in route.dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            said = f" (known: {', '.join(sorted(known))})" if known else ""
+            raise BadRequest(f"{name!r} is no parameter of this address{said}.", field=name)

@@ -1,0 +1,55 @@
+"""The workspace in numbers: `LoopStats`.
+
+Belongs here: counting samples and feedback from keys, without any text. Does not belong here: pipelines' own counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any, Final
+
+import polars as pl
+
+from loop_dagster.api.gaps import unknown
+from loop_dagster.api.rows.pipelines import RECENT, counts, find_all
+from loop_dagster.rules.feedback import COLUMNS, WORDS, deciding, id_key
+from loop_dagster.store.open import Store
+from loop_dagster.tables.feedback import VERDICTS
+
+#: Who gave feedback, in the wire's words.
+SOURCES: Final = {"here": "human", "import": "human", "judge": "judge"}
+
+
+def stats(store: Store, now: datetime) -> dict[str, Any]:
+    """How much there is and what people said of it."""
+    keys = store.samples.keys()
+    samples = keys.samples.select(
+        id_key(), "created_at", pl.col("answer_key").is_not_null().alias("answered")
+    ).collect()
+    given = keys.feedback.select(*COLUMNS).collect().with_columns(id_key())
+    given = given.join(samples.select("id_key"), on="id_key", how="semi")
+    decided = deciding(given)
+    taught = samples.join(decided.filter("reviewed"), on="id_key", how="left")
+    words: Counter[str] = Counter()
+    for verdict, number in taught.group_by("teaches").len().iter_rows():
+        words[WORDS.get(verdict or "", "unreviewed")] += number
+    ready = taught.filter(
+        ((pl.col("teaches") == "accepted") & pl.col("answered")) | pl.col("teaches").is_in(["edited", "gold"])
+    )
+    by_verdict = dict(given.group_by("verdict").len().iter_rows())
+    by_source: Counter[str] = Counter()
+    for origin, number in given.group_by("origin").len().iter_rows():
+        by_source[SOURCES[origin]] += number
+    return {
+        **unknown("LoopStats"),
+        "traces": samples.height,
+        "signalled_traces": given["id_key"].n_unique(),
+        "signals": given.height,
+        "by_verdict": {verdict: by_verdict.get(verdict, 0) for verdict in VERDICTS},
+        "by_source": dict(by_source),
+        "ready": {"sft": ready.height},
+        "samples_recent": samples.filter(pl.col("created_at") > now - RECENT).height,
+        "feedback": {word: words.get(word, 0) for word in ("good", "corrected", "bad", "unreviewed")},
+        "pipelines": counts(find_all(store)),
+    }

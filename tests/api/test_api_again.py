@@ -1,0 +1,138 @@
+"""Writes that are sent again with an Idempotency-Key, one after the other and at the same moment."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from report_world import compared, questions
+from running_api import Api, serving
+
+from loop_dagster.settings import Settings
+from loop_dagster.store.open import open_store
+
+
+def make(api: Api, name: str, model: dict[str, str], *, once: str, **more: Any) -> httpx.Response:
+    return api.call(
+        "POST", "/api/loop/pipelines", json={"name": name, "model": model, **more}, headers={"Idempotency-Key": once}
+    )
+
+
+def test_the_same_call_is_answered_the_same_and_done_once(api: Api, model: dict[str, str]) -> None:
+    first = make(api, "Once", model, once="a")
+    again = make(api, "Once", model, once="a")
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert "Idempotent-Replayed" not in first.headers
+    without = api.call("POST", "/api/loop/pipelines", json={"name": "Once", "model": model})
+    assert (without.status_code, without.json()["error"]["code"]) == (409, "PIPELINE_NAME_TAKEN")
+
+
+def test_another_body_address_or_method_with_the_same_key_is_409(api: Api, model: dict[str, str]) -> None:
+    made = make(api, "Twice", model, once="b").json()["pipeline"]
+    path = f"/api/loop/pipelines/{made['rule_id']}"
+    for answered in (
+        make(api, "Twice", model, once="b", use_case="changed"),
+        api.call("DELETE", path, headers={"Idempotency-Key": "b"}),
+        api.call("PUT", path, json={"name": "Twice", "model": model}, headers={"Idempotency-Key": "b"}),
+    ):
+        assert (answered.status_code, answered.json()["error"]["code"]) == (409, "CONFLICT")
+    assert api.store.pipelines.get(made["rule_id"]).settings.use_case == ""
+
+
+def test_a_key_stands_for_one_api_keys_calls(api: Api, model: dict[str, str]) -> None:
+    assert make(api, "Mine", model, once="c").status_code == 201
+    body = {"name": "Yours", "model": model}
+    other = api.call("POST", "/api/loop/pipelines", key=api.new_key(), json=body, headers={"Idempotency-Key": "c"})
+    assert other.status_code == 201
+
+
+def test_a_refusal_is_asked_anew(api: Api, model: dict[str, str]) -> None:
+    refused = make(api, "Later", model, once="d", max_versions=500)
+    assert refused.status_code == 400
+    assert make(api, "Later", model, once="d").status_code == 201
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, "t\tb", "ü"])
+def test_a_key_that_is_none_is_refused(api: Api, name: str) -> None:
+    raw = [(b"X-API-Key", api.key.encode()), (b"Idempotency-Key", name.encode())]
+    answered = api.http.request("POST", "/api/loop/pipelines", headers=raw, json={"name": "x"})
+    assert (answered.status_code, answered.json()["error"]["code"]) == (400, "BAD_REQUEST")
+
+
+def test_a_delete_and_a_decision_are_done_once_too(api: Api, model: dict[str, str]) -> None:
+    made = make(api, "Deleted", model, once="e").json()["pipeline"]
+    path = f"/api/loop/pipelines/{made['rule_id']}"
+    gone = [api.call("DELETE", path, headers={"Idempotency-Key": "f"}) for _ in range(2)]
+    assert gone[0].json() == gone[1].json()
+    assert [one.status_code for one in gone] == [200, 200]
+    assert api.call("DELETE", path).status_code == 404
+
+    attempt = compared(api.store, questions(3), name="Decided once", state="awaiting_review")
+    path = f"/api/loop/training-runs/{attempt.run_id}/reject"
+    told = [api.call("POST", path, json={}, headers={"Idempotency-Key": "g"}) for _ in range(2)]
+    assert told[0].json() == told[1].json()
+    assert sum(event.to_state == "rejected" for event in api.store.attempts.timeline(attempt.run_id)) == 1
+
+
+def at_once(api: Api, model: dict[str, str], number: int) -> list[httpx.Response]:
+    answers: list[httpx.Response] = []
+    gate = threading.Barrier(number)
+
+    def send() -> None:
+        with httpx.Client(base_url=api.url, timeout=60, trust_env=False) as client:
+            gate.wait()
+            headers = {"X-API-Key": api.key, "Idempotency-Key": "together"}
+            body = {"name": "Together", "model": model}
+            answers.append(client.post("/api/loop/pipelines", json=body, headers=headers))
+
+    threads = [threading.Thread(target=send) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def test_two_at_the_same_moment_do_it_once(api: Api, model: dict[str, str]) -> None:
+    check_together(api, model)
+
+
+@pytest.mark.postgres
+def test_two_at_the_same_moment_do_it_once_on_postgres(
+    tmp_path_factory: pytest.TempPathFactory, postgres_url: str, model: dict[str, str]
+) -> None:
+    store = open_store(Settings(home=tmp_path_factory.mktemp("pg"), registry_url=postgres_url))
+    with serving(store) as api:
+        check_together(api, model)
+        assert api.client.loop.list_pipelines()["total"] == 1
+        assert api.client.loop.stats()["pipelines"]["total"] == 1
+    store.registry.dispose()
+
+
+def check_together(api: Api, model: dict[str, str]) -> None:
+    """One of them does it; the others wait for its answer and get it."""
+    answers = at_once(api, model, 6)
+    assert [one.status_code for one in answers] == [201] * 6
+    assert len({one.text for one in answers}) == 1
+    assert sum("Idempotent-Replayed" not in one.headers for one in answers) == 1
+    assert [pipeline.name for pipeline in api.store.pipelines.list()].count("Together") == 1
+    last = make(api, "Together", model, once="together")
+    assert (last.status_code, last.json()) == (201, answers[0].json())
+
+
+def test_a_call_whose_first_one_never_ends_is_told_to_come_again(
+    api: Api, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loop_dagster.api.calls.WAIT_S", 0.1)
+    key = next(one for one in api.store.keys.list() if one.name == "tests")
+    sent = api.http.build_request("POST", "/api/loop/pipelines", json={"name": "Stuck", "model": model})
+    whole = hashlib.sha256(b"POST\0/api/loop/pipelines\0\0" + sent.content).hexdigest()
+    api.store.calls.begin(key.key_id, "stuck", whole)
+    answered = make(api, "Stuck", model, once="stuck")
+    assert (answered.status_code, answered.json()["error"]["code"]) == (409, "CONFLICT")
+    assert answered.headers["Retry-After"]
