@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from loop_dagster.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
 
 
@@ -55,3 +57,17 @@ class CurveUnavailable(LoopError):
 
     def __init__(self, attempt: str) -> None:
         super().__init__(f"The training curve of attempt {attempt} cannot be read just now. Try again in a moment.")
+
+
+class ImportIncomplete(LoopError):
+    """A part of an import could not be stored; the answer has every count all the same."""
+
+    code = "IMPORT_INCOMPLETE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result["error"]["message"])
+        self._result = result
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._result

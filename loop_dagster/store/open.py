@@ -17,6 +17,7 @@ from loop_dagster.store.owner import owner_of
 from loop_dagster.store.pipelines import Pipelines
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.samples import Samples
+from loop_dagster.store.sources import Sources
 from loop_dagster.store.versions import Versions
 
 
@@ -36,6 +37,7 @@ class Store:
     versions: Versions
     keys: Keys
     calls: Calls
+    sources: Sources
 
 
 def open_store(settings: Settings | None = None) -> Store:
@@ -67,4 +69,5 @@ def store_over(settings: Settings, registry: Registry) -> Store:
         versions=Versions(registry),
         keys=Keys(registry),
         calls=Calls(registry),
+        sources=Sources(registry),
     )
