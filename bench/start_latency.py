@@ -85,8 +85,8 @@ def started(store: Store, pipeline: Pipeline, patience_s: float = 120.0) -> floa
     raise SystemExit(f"no run of {pipeline.tag} started within {patience_s:.0f} s")
 
 
-def measure(model: Path, pipelines: int, repeat: int) -> float:
-    """Median seconds over `repeat` writes."""
+def measure(model: Path, pipelines: int, repeat: int) -> list[float]:
+    """Seconds of up to `repeat` writes, each to another pipeline of one home."""
     folder = Path(tempfile.mkdtemp(prefix="loop-latency-"))
     store = open_store(Settings(home=folder / "home"))
     made = fill(store, model, max(pipelines, 1), folder)
@@ -104,7 +104,7 @@ def measure(model: Path, pipelines: int, repeat: int) -> float:
             seconds.append(started_after(store, pipeline))
             print(f"  {pipelines} pipelines: {seconds[-1]:.1f} s", flush=True)
             time.sleep(7.0)
-        return statistics.median(seconds)
+        return seconds
     finally:
         daemon.terminate()
         daemon.wait(60)
@@ -128,11 +128,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         model = tiny.tiny_model(Path(name) / "model")
         for pipelines in options.pipelines:
-            repeat = min(options.repeat, pipelines)
-            got = measure(model, pipelines, repeat)
+            seconds: list[float] = []
+            while len(seconds) < options.repeat:  # with few pipelines in several homes
+                seconds += measure(model, pipelines, options.repeat - len(seconds))
+            got = statistics.median(seconds)
             what = f"1,100th sample to a started run, {pipelines} pipelines"
             print(f"{what}: {got:.1f} s (aim {AIM_S:.0f} s)")
-            record(Line(what=what, got=got, aim=AIM_S, unit="s", better="lower", detail=f"median of {repeat}"))
+            record(Line(what=what, got=got, aim=AIM_S, unit="s", better="lower", detail=f"median of {len(seconds)}"))
 
 
 if __name__ == "__main__":
