@@ -15,10 +15,21 @@ from fastapi.openapi.utils import get_openapi
 
 from loop_dagster.api import problems
 from loop_dagster.api.calls import Stores
-from loop_dagster.api.routers import configs, evaluations, imports, keys, not_built, pipelines, training_runs, workspace
+from loop_dagster.api.routers import (
+    configs,
+    evaluations,
+    feedback,
+    imports,
+    keys,
+    not_built,
+    pipelines,
+    samples,
+    training_runs,
+    workspace,
+)
 from loop_dagster.store.open import Store, open_store
 
-ROUTERS = (keys, workspace, configs, imports, pipelines, training_runs, evaluations)
+ROUTERS = (keys, workspace, samples, feedback, configs, imports, pipelines, training_runs, evaluations)
 TITLE = "The loop's API"
 
 

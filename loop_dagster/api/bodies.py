@@ -20,6 +20,8 @@ from loop_dagster.errors import BadRequest
 
 #: Bytes of a body of settings or of a decision.
 SMALL: Final = 1_000_000
+#: Bytes of a body that brings one conversation.
+MEDIUM: Final = 16_000_000
 #: Bytes of a body that brings conversations.
 LARGE: Final = 64_000_000
 #: Objects and lists inside each other.

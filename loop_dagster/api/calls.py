@@ -82,14 +82,18 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         return scope in self.key.scopes
 
-    def once(self, sent: Sent, write: Callable[[], Any], *, status: int = 200) -> JSONResponse:
+    def once(
+        self, sent: Sent, write: Callable[[], Any], *, status: int = 200, show: Callable[[Any], Any] | None = None
+    ) -> JSONResponse:
         """Do a write and answer what it gives; sent again with the same Idempotency-Key, answer without doing it.
 
-        Only what was done is kept: a refusal wrote nothing, so sending it again asks anew.
+        Only what was done is kept: a refusal wrote nothing, so sending it again asks anew. With `show`, what `write`
+        gives is kept and `show` makes the answer of it each time: so no text of a sample is kept beside the sample.
         """
+        shown = show or (lambda done: done)
         name = self.request.headers.get("idempotency-key")
         if name is None:
-            return JSONResponse(write(), status)
+            return JSONResponse(shown(write()), status)
         if not (1 <= len(name) <= MAX_IDEMPOTENCY_KEY and name.isascii() and name.isprintable()):
             raise BadRequest(
                 f"An Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters.",
@@ -98,14 +102,14 @@ class Caller:
         calls = self.store.calls
         turn = self._turn(name, self._fingerprint(sent))
         if isinstance(turn, Answered):
-            return JSONResponse(turn.answer, turn.status, {"Idempotent-Replayed": "true"})
+            return JSONResponse(shown(turn.answer), turn.status, {"Idempotent-Replayed": "true"})
         try:
             done = write()
         except BaseException:
             calls.release(turn)
             raise
         calls.settle(turn, status, done)
-        return JSONResponse(done, status)
+        return JSONResponse(shown(done), status)
 
     def _turn(self, name: str, fingerprint: str) -> Turn | Answered:
         """The turn, or the first call's answer, which a second one at the same moment waits for."""

@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from loop_dagster.api.app import ROUTERS
-from loop_dagster.api.gaps import FIXED, LEFT_OUT, NULL_FOR_NOW
+from loop_dagster.api.gaps import FIXED, LEFT_OUT, NOT_KEPT, NULL_FOR_NOW
 from loop_dagster.api.routers.not_built import ADDRESSES
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
@@ -44,6 +44,8 @@ def page() -> str:
     ]
     parts += ["\n## Left out for now (optional fields)\n", "| answer | field | what will fill it |\n|---|---|---|"]
     parts += [f"| {kind} | `{name}` | {what} |" for kind, names in LEFT_OUT.items() for name, what in names.items()]
+    parts += ["\n## Taken and not kept\n", "| call | field | what will keep it |\n|---|---|---|"]
+    parts += [f"| {call} | `{name}` | {what} |" for call, names in NOT_KEPT.items() for name, what in names.items()]
     return "\n".join(parts) + "\n"
 
 

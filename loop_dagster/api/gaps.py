@@ -116,7 +116,6 @@ FIXED: Final[Mapping[str, Mapping[str, tuple[Any, str]]]] = {
     },
     "TrainingRunResponse": {
         "benchmark_runs": ([], "there are no benchmarks yet"),
-        "traces_filter_attempt": (False, "samples cannot be listed through the API yet"),
     },
     "TrainingRunPromotion": {"measurements": ([], "decisions are not kept measurement by measurement yet")},
     "LoopStats": {
@@ -150,9 +149,23 @@ LEFT_OUT: Final[Mapping[str, Mapping[str, str]]] = {
         "sample_scored": "the scoring of unreviewed samples",
         "sample_picked": "the scoring of unreviewed samples",
     },
+    "LoopTraceDeleteResponse": {"rebuilds": "rebuilds after a deletion"},
     "TrainingRun": {"sample_scoring_cents": "the scoring of unreviewed samples"},
     "TrainingRunSummary": {"sample_scoring_cents": "the scoring of unreviewed samples"},
     "TrainingRunCost": {"sample_scoring_cents": "the scoring of unreviewed samples"},
+}
+
+#: Parts of a body that are checked and not kept yet → what will keep them.
+NOT_KEPT: Final[Mapping[str, Mapping[str, str]]] = {
+    "POST /api/loop/traces": {
+        "model_version": "the gateway",
+        "prompt_tokens": "the gateway",
+        "completion_tokens": "the gateway",
+        "latency_ms": "the gateway",
+        "metadata": "the gateway",
+    },
+    "POST /api/loop/traces/{id}/signals": {"author": "who gave feedback", "metadata": "who gave feedback"},
+    "POST /api/loop/training-runs/{id}/reject, cancel": {"reason": "nothing: a timeline holds no words of a person"},
 }
 
 

@@ -8,15 +8,13 @@ from typing import Annotated, Any, get_args
 
 import polars as pl
 import typer
-from uuid_utils import uuid7
 
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, out, table
 from loop_dagster.errors import BadRequest, LeaseBusy, NotFound
 from loop_dagster.opening import states_of
-from loop_dagster.rules import canonical
-from loop_dagster.rules.redaction import redact, redact_message
 from loop_dagster.rules.samples_state import State
+from loop_dagster.store.giving import feedback_row
 from loop_dagster.store.leases import this_process
 from loop_dagster.store.open import Store
 from loop_dagster.store.purging import purge_deleted
@@ -160,31 +158,12 @@ def feedback(
         raise BadRequest("--answer is empty; there is nothing to learn from it. Say bad, or give the right answer.")
     if store.samples.get(sample) is None:
         raise NotFound("sample", sample)
-    row = _feedback_row(sample, STORED[verdict], answer, reason)
+    row = feedback_row(sample, STORED[verdict], answer, reason, now())
     store.inbox.put_feedback([row], now=now())
     if as_json:
         emit_json({"signal": {"id": row["feedback_id"], "trace_id": sample, "verdict": row["verdict"]}})
         return
     out.print(f"Recorded {verdict} on {sample}.")
-
-
-def _feedback_row(sample: str, stored: str, answer: str | None, reason: str | None) -> dict[str, Any]:
-    right = None
-    if answer is not None:
-        message, _kinds = redact_message(canonical.answer({"role": "assistant", "content": answer}))
-        right = canonical.dumps(message)
-    return {
-        "feedback_id": str(uuid7()),
-        "sample_id": sample,
-        "verdict": stored,
-        "origin": "here",
-        "right_answer": right,
-        "right_key": canonical.key(right) if right else None,
-        "right_bytes": len(right.encode()) if right else None,
-        "score": None,
-        "reason": redact(reason)[0] if reason else None,
-        "created_at": now(),
-    }
 
 
 def _chosen(store: Store, states: pl.DataFrame | None, state: str | None, attempt: str | None, split: str) -> pl.Series:

@@ -65,7 +65,7 @@ def envelope(answered: Any, status: int, code: str) -> dict[str, Any]:
 )
 def test_without_a_good_key_nothing_is_said(api: Api, headers: dict[str, str]) -> None:
     sent = {name: value.format(key=api.key) for name, value in headers.items()}
-    for path in ("/api/loop/stats", "/api/loop/pipelines/nothing", "/api/loop/traces", "/v1/models"):
+    for path in ("/api/loop/stats", "/api/loop/pipelines/nothing", "/api/loop/datasets", "/v1/models"):
         answered = api.http.get(path, headers=sent)
         envelope(answered, 401, "UNAUTHORIZED")
         assert answered.headers["WWW-Authenticate"] == "Bearer"
@@ -154,14 +154,11 @@ def test_a_key_of_several_workspaces_names_the_one_it_means(api: Api, theirs: tu
         ("GET", "/api/loop/training-runs?result=won", 400, "BAD_REQUEST"),
         ("GET", "/api/loop/training-runs/12", 404, "NOT_FOUND"),
         ("GET", "/api/loop/training-runs/x-0000%2F99999999999999999999999", 404, "NOT_FOUND"),
-        ("GET", "/api/loop/traces", 501, "NOT_BUILT"),
-        ("GET", "/api/loop/traces?model=any&attr=a=b", 501, "NOT_BUILT"),
+        ("GET", "/api/loop/datasets", 501, "NOT_BUILT"),
         ("POST", "/v1/chat/completions", 501, "NOT_BUILT"),
     ],
 )
 def test_every_error_has_the_one_shape(api: Api, method: str, path: str, status: int, code: str) -> None:
-    if path.startswith("/api/loop/traces?"):
-        path = path.partition("?")[0]
     answered = api.call(method, path)
     body = envelope(answered, status, code)
     if "?" in path and status == 400:

@@ -120,7 +120,7 @@ def test_a_pipeline_from_its_making_to_its_end(api: Api, model: dict[str, str]) 
         ({"model": {"id": "../sideways"}}, 422, "MODEL_NOT_TRAINABLE", "../sideways"),
         ({"workspace_id": "elsewhere"}, 404, "NOT_FOUND", "elsewhere"),
         ({"challenger_model": {"id": "a/b"}}, 501, "NOT_BUILT", "challenger_model"),
-        ({"datasets": ["one"]}, 501, "NOT_BUILT", "datasets"),
+        ({"datasets": ["one"]}, 404, "NOT_FOUND", "dataset"),
     ],
 )
 def test_what_a_body_may_not_say_is_refused_by_name(

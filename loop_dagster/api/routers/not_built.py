@@ -15,13 +15,6 @@ from loop_dagster.store.keys import Scope
 
 #: Address → its methods.
 ADDRESSES: Final = {
-    "/api/loop/traces": ("GET", "POST"),
-    "/api/loop/traces/{trace_id}": ("GET", "DELETE"),
-    "/api/loop/traces/{trace_id}/pipelines": ("GET",),
-    "/api/loop/traces/{trace_id}/signals": ("GET", "POST"),
-    "/api/loop/traces/{trace_id}/labels": ("POST",),
-    "/api/loop/traces/{trace_id}/labels/{label}": ("DELETE",),
-    "/api/loop/labels": ("GET",),
     "/api/loop/metrics/history": ("GET",),
     "/api/loop/pipelines/{pipeline_id}/attempts/compare": ("GET",),
     "/api/loop/pipelines/{pipeline_id}/versions/compare": ("GET",),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import JSONResponse
+from pydantic.json_schema import SkipJsonSchema
 
 from loop_dagster.api.bodies import Body, Revision, Sent, reader, schema_of
 from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
@@ -52,7 +53,7 @@ class PipelineBody(Body):
     name: str | None = None
     use_case: str | None = None
     model: ModelRef | None = None
-    challenger_model: ModelRef | None = None
+    challenger_model: Annotated[ModelRef | None, SkipJsonSchema()] = None  # described once it is built
     tags: list[str] | None = None
     train_when: dict[str, Any] | None = None
     promotion: dict[str, Any] | None = None
@@ -73,7 +74,7 @@ class PipelineBody(Body):
         if self.challenger_model is not None:
             raise NotBuilt("A second model (challenger_model)")
         if self.datasets:
-            raise NotBuilt("Training on datasets (datasets)")
+            raise NotFound("dataset", self.datasets[0])  # none can be made yet
         if self.workspace_id is not None and self.workspace_id != caller.store.registry.workspace:
             raise NotFound("workspace", self.workspace_id)
 

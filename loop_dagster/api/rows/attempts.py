@@ -159,6 +159,7 @@ def run_answer(caller: Caller, attempt: Attempt, pipeline: Pipeline) -> dict[str
             "reason": attempt.reason if attempt.decision else None,
         },
         "verdict_checks": _bars(store, attempt),
+        "traces_filter_attempt": True,
         "cost": {
             "training_cents": 0,
             "comparison_cents": 0,

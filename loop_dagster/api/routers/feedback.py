@@ -1,0 +1,193 @@
+"""What people say of a sample: verdicts, tags and attributes, and the workspace's tags.
+
+Belongs here: the bodies of signals and labels. Does not belong here: rows (store/giving.py), which verdict decides
+(rules/feedback.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import polars as pl
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from loop_dagster.api.bodies import Body, Sent, reader, schema_of
+from loop_dagster.api.calls import Reader, Unread, Writer, now
+from loop_dagster.api.rows.samples import Row, feedback_of, label_row, labels_of, read_sample, signal
+from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.rules.tags import tag
+from loop_dagster.store.giving import feedback_row, label_rows, removal_row
+
+router = APIRouter(prefix="/api/loop", tags=["feedback"])
+
+#: Words of the wire → stored word.
+STORED: Final = {
+    "good": "accepted",
+    "bad": "rejected",
+    "corrected": "edited",
+    "accepted": "accepted",
+    "rejected": "rejected",
+    "edited": "edited",
+    "gold": "gold",
+}
+
+
+class Signal(Body):
+    """A person's verdict, with tags and attributes that land with it or not at all."""
+
+    verdict: str
+    source: str = "human"
+    correction: str | None = None
+    ground_truth: str | None = None
+    reason: Annotated[str, Field(max_length=10_000)] | None = None
+    score: None = None
+    author: Annotated[str, Field(max_length=200)] | None = None
+    metadata: dict[str, Any] | None = None
+    labels: list[str] | None = None
+    attributes: dict[str, str] | None = None
+    parent: str | None = None
+
+
+class LabelBody(Body):
+    """Tags and attributes to put on; `parent` null keeps a tag's group and `""` takes it out."""
+
+    labels: list[str] | None = None
+    attributes: dict[str, str] | None = None
+    parent: str | None = None
+
+
+def verdict_of(word: str, right: str | None) -> str:
+    """The stored word of a person's verdict with or without a right answer. Raises BadRequest."""
+    stored = STORED.get(word.strip().lower())
+    if stored is None:
+        raise BadRequest(f"verdict must be one of {', '.join(STORED)}.", field="verdict")
+    needs = stored in ("edited", "gold")
+    if needs and not (right or "").strip():
+        raise BadRequest(f"{stored} needs correction: the right answer, which is not empty.", field="correction")
+    if not needs and right is not None:
+        raise BadRequest(f"{stored} takes no correction; say corrected or gold.", field="correction")
+    return stored
+
+
+@router.post("/traces/{trace_id}/signals", status_code=201, openapi_extra=schema_of(Signal))
+def give_signal(
+    caller: Writer, trace_id: str, body: Annotated[tuple[Sent, Signal], Depends(reader(Signal))]
+) -> JSONResponse:
+    """Say what an answer was worth; the newest feedback of a person decides what the sample teaches."""
+    sent, said = body
+
+    def write() -> dict[str, Any]:
+        if said.source.strip().lower() != "human":
+            raise BadRequest("source must be human: feedback given here is a person's.", field="source")
+        right = said.correction if said.correction is not None else said.ground_truth
+        verdict = verdict_of(said.verdict, right)
+        sample = read_sample(caller.store, trace_id)
+        moment = now()
+        row = feedback_row(trace_id, verdict, right, said.reason, moment)
+        labels = label_rows(
+            trace_id,
+            now=moment,
+            labels=said.labels or (),
+            attributes=said.attributes,
+            parent=said.parent,
+            already=labels_of(sample),
+        )
+        caller.store.inbox.put(feedback=[row], labels=labels, now=moment)
+        return {"feedback_id": row["feedback_id"]}
+
+    def show(done: Row) -> dict[str, Any]:
+        rows = feedback_of(read_sample(caller.store, trace_id))
+        return {"signal": next(signal(row) for row in rows if row["feedback_id"] == done["feedback_id"])}
+
+    return caller.once(sent, write, status=201, show=show)
+
+
+@router.get("/traces/{trace_id}/signals")
+def list_signals(caller: Reader, trace_id: str) -> dict[str, Any]:
+    """Every verdict on one sample, the oldest first."""
+    return {"signals": [signal(row) for row in feedback_of(read_sample(caller.store, trace_id))]}
+
+
+@router.post("/traces/{trace_id}/labels", openapi_extra=schema_of(LabelBody))
+def put_labels(
+    caller: Writer, trace_id: str, body: Annotated[tuple[Sent, LabelBody], Depends(reader(LabelBody))]
+) -> JSONResponse:
+    """Put tags and attributes on a sample; an attribute has one value, the newest."""
+    sent, said = body
+
+    def write() -> dict[str, Any]:
+        if not said.labels and not said.attributes:
+            raise BadRequest("labels or attributes is needed.", field="labels")
+        rows = label_rows(
+            trace_id,
+            now=now(),
+            labels=said.labels or (),
+            attributes=said.attributes,
+            parent=said.parent,
+            already=labels_of(read_sample(caller.store, trace_id)),
+        )
+        if rows:
+            caller.store.inbox.put(labels=rows, now=now())
+        return {}
+
+    return caller.once(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
+
+
+@router.delete("/traces/{trace_id}/labels/{label}")
+def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: str | None = None) -> JSONResponse:
+    """Take a tag off a sample, or with `key` the attribute that has this value."""
+
+    def write() -> dict[str, Any]:
+        have = labels_of(read_sample(caller.store, trace_id))
+        name = tag(key or label)
+        found = have.get(name)
+        if found is None or (found["value"] != label if key else found["value"] is not None):
+            raise NotFound("label", label)
+        caller.store.inbox.put(labels=[removal_row(trace_id, name, now())], now=now())
+        return {}
+
+    def show(_done: Row) -> dict[str, Any]:
+        return {"deleted": True, **_labels(read_sample(caller.store, trace_id))}
+
+    return caller.once(sent, write, show=show)
+
+
+@router.get("/labels")
+def list_labels(caller: Reader) -> dict[str, Any]:
+    """Every tag and attribute of the workspace, with how many samples carry it and under which parents."""
+    keys = caller.store.samples.keys()
+    here = keys.samples.select("sample_id")
+    rows = (
+        keys.labels.join(here, on="sample_id", how="semi")
+        .sort("created_at", "label_id")
+        .group_by("sample_id", "label", maintain_order=True)
+        .last()
+        .filter(~pl.col("removed"))
+        .group_by("label", "value", "parent")
+        .len()
+        .sort("label", "value", "parent", nulls_last=False)
+        .collect()
+    )
+    found: dict[tuple[str, str | None], dict[str | None, int]] = {}
+    for label, value, parent, number in rows.iter_rows():
+        found.setdefault((label, value), {})[parent] = number
+    return {"labels": [_counted(label, value, parents) for (label, value), parents in found.items()]}
+
+
+def _counted(label: str, value: str | None, parents: dict[str | None, int]) -> dict[str, Any]:
+    """One tag or attribute; `parent` is the group that all of its samples are in."""
+    groups = sorted((parent, number) for parent, number in parents.items() if parent is not None)
+    one = groups[0][0] if len(groups) == 1 and None not in parents else None
+    return {
+        "key": label if value is not None else "",
+        "label": value if value is not None else label,
+        "traces": sum(parents.values()),
+        "parent": one,
+        "parents": [{"parent": parent, "traces": number} for parent, number in groups],
+    }
+
+
+def _labels(sample: Row) -> dict[str, Any]:
+    return {"labels": [label_row(row) for row in labels_of(sample).values()]}

@@ -1,0 +1,260 @@
+"""Samples: captured, listed with filters, read, deleted, and which pipelines select one.
+
+Belongs here: filters and the body of a capture. Does not belong here: rows (rows/samples.py), feedback and tags
+(routers/feedback.py), what a pipeline selects (opening.py).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
+
+import polars as pl
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from uuid_utils import uuid7
+
+from loop_dagster.api.bodies import MEDIUM, Body, Sent, check_content_type, checked, parsed, read, schema_of
+from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
+from loop_dagster.api.finding import Filters, find
+from loop_dagster.api.routers.feedback import verdict_of
+from loop_dagster.api.rows.samples import read_sample, trace, trace_in_full
+from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.opening import states_of
+from loop_dagster.rules import canonical
+from loop_dagster.rules.recording import is_kept
+from loop_dagster.rules.retention import captured_until
+from loop_dagster.rules.shapes import flag
+from loop_dagster.store.giving import feedback_row, label_rows
+from loop_dagster.store.pages import sample_row
+from loop_dagster.store.sources import Source, source_name
+
+router = APIRouter(prefix="/api/loop/traces", tags=["samples"])
+
+NOTE: Final = (
+    "Being selected is not being trained on: duplicates, long conversations and answers that teach nothing are left "
+    "out, and some are held back to judge by."
+)
+Word = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class CaptureFeedback(Body):
+    """A verdict that rides along."""
+
+    verdict: str
+    correction: str | None = None
+    reason: Annotated[str, Field(max_length=10_000)] | None = None
+
+
+class Capture(Body):
+    """One exchange. `messages`, `tool_calls` and `tools` are read apart, so that their numbers stay as spelled."""
+
+    deployment_id: str
+    model: Word
+    messages: list[Any]
+    completion: str | None = None
+    tool_calls: list[Any] | None = None
+    tools: list[Any] | None = None
+    model_version: Word | None = None
+    conversation_id: Word | None = None
+    request_id: Word | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    latency_ms: float | int | None = None
+    metadata: dict[str, Any] | None = None
+    labels: list[str] | None = None
+    feedback: CaptureFeedback | None = None
+
+
+_APART: Final = ("messages", "tool_calls", "tools")
+
+
+async def _capture_body(request: Request) -> tuple[Sent, Capture]:
+    sent = await read(request, MEDIUM)
+    check_content_type(request.headers.get("content-type"))
+    return sent, await run_in_threadpool(_read, sent.raw)
+
+
+def _read(raw: bytes) -> Capture:
+    try:
+        whole = canonical.loads(raw)
+    except canonical.UnreadableJsonError as error:
+        raise BadRequest(f"The body cannot be read: {error.sentence}") from None
+    if not isinstance(whole, dict):
+        raise BadRequest("The body must be a JSON object.")
+    apart = {name: whole.pop(name) for name in _APART if whole.get(name) is not None}
+    wrong = next((name for name, value in apart.items() if not isinstance(value, list)), None)
+    if wrong is not None or "messages" not in apart:
+        field = wrong or "messages"
+        raise BadRequest(f"{field} must be a list.", field=field)
+    wanted = checked(Capture, {**parsed(canonical.dump_bytes(whole)), "messages": []})
+    return wanted.model_copy(update=apart)
+
+
+@router.post("", openapi_extra=schema_of(Capture))
+def capture(caller: Writer, body: Annotated[tuple[Sent, Capture], Depends(_capture_body)]) -> JSONResponse:
+    """Record one exchange of a source that is switched on; of any other it says why it did not."""
+    sent, given = body
+    return caller.once(sent, lambda: _capture(caller, given))
+
+
+def _capture(caller: Caller, given: Capture) -> dict[str, Any]:
+    store = caller.store
+    source = store.sources.get(source_name(given.deployment_id))
+    moment = now()
+    try:
+        messages = [canonical.message(one) for one in given.messages]
+        content = given.completion or (None if given.tool_calls else "")
+        answer = canonical.answer({"content": content, "tool_calls": given.tool_calls})
+        tools = canonical.tools(given.tools)
+    except (canonical.BadMessageError, canonical.UnreadableJsonError) as error:
+        raise BadRequest(f"{error.sentence} Nothing was stored.", field="messages") from None
+    if not messages or not ((given.completion or "").strip() or given.tool_calls):
+        raise BadRequest("messages, and completion or tool_calls, are needed. Nothing was stored.", field="messages")
+    said = given.feedback
+    verdict = None if said is None else verdict_of(said.verdict, said.correction)
+    words = [*source.tags, *(given.labels or ())]
+    sample_id = str(uuid7())
+    labels = label_rows(sample_id, now=moment, labels=words) if words else []
+    if (why := _why_not(caller.request, source, given)) is not None:
+        return {"captured": False, "reason": why}
+    row, _secrets = sample_row(
+        source=source.name,
+        identity=canonical.identity("request", source.name, given.request_id or sample_id),
+        messages=messages,
+        answer=answer,
+        tools=tools,
+        flag=flag(messages, answer),
+        now=moment,
+        expires_at=captured_until(moment, source.retention_days),
+        model=given.model,
+        conversation_id=given.conversation_id,
+    )
+    feedback = []
+    if said is not None and verdict is not None:
+        feedback.append(feedback_row(sample_id, verdict, said.correction, said.reason, moment))
+    put = store.inbox.put_sample(
+        {**row, "sample_id": sample_id},
+        feedback=feedback,
+        labels=labels,
+        in_lake=store.samples.find_identity if given.request_id is not None else None,
+        now=moment,
+    )
+    return {"captured": True, "trace_id": put.sample_id, "already_present": not put.stored}
+
+
+def _why_not(request: Request, source: Source, given: Capture) -> str | None:
+    """Why an exchange is not recorded; None when it is."""
+    if request.headers.get("x-loop-capture", "").strip().lower() == "off":
+        return "The call said X-Loop-Capture: off."
+    if not source.enabled:
+        return "Recording is switched off for this source; PUT /api/loop/configs/{source} switches it on."
+    conversation = given.conversation_id or given.request_id or canonical.dumps(given.messages)
+    if not is_kept(source.name, conversation, source.sample_rate):
+        return "The conversation is not in the share that this source records."
+    return None
+
+
+@router.get("")
+def list_traces(
+    caller: Reader,
+    deployment_id: str | None = None,
+    conversation_id: str | None = None,
+    from_: Annotated[datetime | None, Query(alias="from")] = None,
+    to: datetime | None = None,
+    signalled: bool = False,
+    unsignalled: bool = False,
+    signal: Literal["good", "bad", "corrected"] | None = None,
+    model: str | None = None,
+    origin: Literal["captured", "imported"] | None = None,
+    label: str | None = None,
+    attr: Annotated[list[str] | None, Query(max_length=32)] = None,
+    unlabelled: bool = False,
+    pipeline: str | None = None,
+    dataset: str | None = None,
+    attempt: str | None = None,
+    split: Literal["train", "held_back"] | None = None,
+    judge: Literal["picked", "below_bar", "unscored"] | None = None,
+    q: Annotated[str | None, Query(min_length=2, max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+) -> dict[str, Any]:
+    """Samples, the newest first, a page at a time; filters add up. With `pipeline`, each with its state there."""
+    if dataset is not None:
+        if pipeline is not None:
+            raise BadRequest("dataset cannot be combined with pipeline.", field="dataset")
+        raise NotFound("dataset", dataset)  # none can be made yet
+    if split is not None and attempt is None:
+        raise BadRequest("split needs attempt: it says which samples of an attempt.", field="split")
+    filters = Filters(
+        source=deployment_id,
+        conversation_id=conversation_id,
+        since=_moment("from", from_),
+        until=_moment("to", to),
+        signalled=signalled,
+        unsignalled=unsignalled,
+        signal=signal,
+        model=model,
+        origin=origin,
+        label=label,
+        attributes=tuple(_attribute(pair) for pair in attr or ()),
+        unlabelled=unlabelled,
+        pipeline=pipeline,
+        attempt=attempt,
+        split=split,
+        judge=judge,
+        text=q,
+    )
+    found = find(caller.store, filters, now(), limit=limit, offset=offset)
+    rows = [trace(row, state=found.states.get(row["sample_id"])) for row in found.rows]
+    return {"traces": rows, "total": found.total, "limit": limit, "offset": offset}
+
+
+@router.get("/{trace_id}")
+def get_trace(caller: Reader, trace_id: str) -> dict[str, Any]:
+    """One sample with every verdict and tag on it."""
+    return {"trace": trace_in_full(read_sample(caller.store, trace_id))}
+
+
+@router.get("/{trace_id}/pipelines")
+def list_pipelines_of(caller: Reader, trace_id: str) -> dict[str, Any]:
+    """The pipelines that select a sample, each with what becomes of it there and why."""
+    store = caller.store
+    read_sample(store, trace_id)
+    found = []
+    for pipeline in store.pipelines.list():
+        rows = states_of(store, pipeline, now()).filter(pl.col("sample_id") == trace_id).to_dicts()
+        for row in rows[:1]:
+            state = {name: row[name] for name in ("state", "attempt_no", "version_no", "reason")}
+            found.append({"rule_id": pipeline.pipeline_id, "name": pipeline.name, "enabled": pipeline.enabled, **state})
+    return {"pipelines": found, "note": NOTE}
+
+
+@router.delete("/{trace_id}")
+def delete_trace(caller: Writer, trace_id: str, sent: Unread) -> JSONResponse:
+    """Delete a sample with its feedback: nobody reads it any more, and the upkeep job takes it out of every file."""
+
+    def write() -> dict[str, Any]:
+        read_sample(caller.store, trace_id)
+        caller.store.inbox.add_tombstones([trace_id], now=now())
+        return {"deleted": True, "trace_id": trace_id}
+
+    return caller.once(sent, write)
+
+
+def _moment(name: str, given: datetime | None) -> datetime | None:
+    """A time of a filter in UTC. Raises BadRequest for one without a zone, or so far away that no sample can be."""
+    if given is None:
+        return None
+    if given.tzinfo is None or not 1970 <= given.year < 2200:
+        raise BadRequest(f"{name} must be a time with its zone, as in 2026-01-31T00:00:00Z.", field=name)
+    return given.astimezone(UTC)
+
+
+def _attribute(pair: str) -> tuple[str, str]:
+    key, colon, value = pair.partition(":")
+    if not (key.strip() and colon and value.strip()):
+        raise BadRequest("attr must be key:value.", field="attr")
+    return key.strip().lower(), value.strip()
