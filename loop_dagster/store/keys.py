@@ -7,6 +7,7 @@ its sha256 is kept, which suffices for 256 random bits.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -19,7 +20,7 @@ from typing import Final, Literal, get_args
 import sqlalchemy as sa
 from uuid_utils import uuid7
 
-from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.errors import BadRequest, NotFound, RegistryUnavailable
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.schema import api_keys
 
@@ -141,7 +142,8 @@ class Keys:
         key = _key(row)
         if self._is_worth_noting(key, now):
             here = sa.and_(api_keys.c.workspace == row["workspace"], api_keys.c.key_id == key.key_id)
-            with self.registry.write() as connection:
+            # Whoever may only read, or meets a full disk, is still let in to read.
+            with contextlib.suppress(RegistryUnavailable), self.registry.write() as connection:
                 connection.execute(sa.update(api_keys).where(here).values(last_used_at=now))
         return key
 

@@ -15,6 +15,7 @@ from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
 from loop_dagster.api.errors import CurveUnavailable, NotBuilt
 from loop_dagster.api.routers.pipelines import is_result
 from loop_dagster.api.rows.attempts import attempt_of, run, run_answer, run_summary
+from loop_dagster.api.rows.pipelines import find
 from loop_dagster.errors import LakeUnreadable, RevisionMismatch
 from loop_dagster.report_data import training_of
 from loop_dagster.report_wire import curve_row
@@ -52,9 +53,8 @@ def list_training_runs(
 ) -> dict[str, Any]:
     """Every pipeline's attempts, the newest first, a page at a time; `total` follows the filters."""
     store = caller.store
-    known = {one.pipeline_id: one for one in store.pipelines.list()}
-    if rule_id is not None:
-        known = {store.pipelines.get(rule_id).pipeline_id: store.pipelines.get(rule_id)}
+    chosen = store.pipelines.list() if rule_id is None else [find(store, rule_id).pipeline]
+    known = {one.pipeline_id: one for one in chosen}
     wanted = [one for one in store.attempts.list() if one.pipeline_id in known and state in (None, one.state)]
     rows = [run_summary(store, attempt, known[attempt.pipeline_id]) for attempt in reversed(wanted)]
     rows = [row for row in rows if is_result(row["attempt"]["outcome"], result)]
