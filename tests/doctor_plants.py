@@ -163,7 +163,8 @@ def torn_registry(patient: Patient) -> None:
 def older_registry(patient: Patient) -> None:
     connection = sqlite3.connect(patient.home / "registry.db")
     with connection:
-        connection.execute("DROP TABLE installations")
+        for table in ("idempotent_calls", "api_keys", "installations"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
 
