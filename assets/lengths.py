@@ -19,7 +19,7 @@ from loop_dagster.opening import base_of, length_of
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.selecting import counted_rows, keep_counts, uncounted_pairs
-from loop_dagster.store.work import sweep_work
+from loop_dagster.store.work import run_folder, sweep_work
 from resources import StoreResource
 
 
@@ -33,7 +33,7 @@ def token_counts(
 ) -> dg.MaterializeResult[None]:
     """Count what any pipeline that is switched on selects, may be too long, and nobody has counted."""
     stores = store.open()
-    folder = stores.settings.work / f"run-{context.run.run_id}"
+    folder = run_folder(stores, context.run.run_id)
     with sign_of_life(stores, context.run.run_id):
         counted = {
             pipeline.tag: count_long_rows(context, children, stores, pipeline, folder=folder / pipeline.tag)

@@ -24,6 +24,7 @@ from loop_dagster.store.leases import TTL_S, HeldLease
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.work import run_lease_name
 from loop_dagster.tables import Table
 
 #: Tags of the runs of an attempt, also how a person finds them in the UI.
@@ -175,10 +176,6 @@ def sign_of_life(store: Store, dagster_run_id: str) -> Iterator[None]:
     """Held by every step of a run that belongs to no attempt, so that a sensor can tell when its process is gone."""
     with store.leases.hold(run_lease_name(dagster_run_id), holder=f"run {dagster_run_id}", wait_s=TTL_S):
         yield
-
-
-def run_lease_name(dagster_run_id: str) -> str:
-    return f"run/{dagster_run_id}"
 
 
 def utc_now() -> datetime:

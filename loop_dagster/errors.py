@@ -289,7 +289,8 @@ class JudgeRefused(LoopError):
             "credit": "has no credit left for the key",
         }[reason]
         super().__init__(
-            f"The judge {judge} at {where} answered {status}: it {what}. Mend it, then test again.",
+            f"The judge {judge} at {where} answered {status}: it {what}. Mend it; an attempt of which it scored "
+            "nothing can then be tested again.",
             judge=judge,
             status=status,
             reason=reason,

@@ -307,7 +307,14 @@ def states_of(store: Store, pipeline: Pipeline, now: datetime) -> pl.DataFrame:
     rows = counted(store, pipeline, now).selection.rows
     pair = ["sample_id", "right_key"]
     trained = trained_pairs(store, pipeline).collect()
-    by_pair = trained.group_by(pair).agg(pl.col("attempt_no").unique().sort().alias("trained_by"))
+    # One that has no right answer any more (it was marked wrong) was trained on by whoever trained on it at all.
+    by_any = trained.group_by("sample_id").agg(pl.col("attempt_no").unique().sort().alias("trained_by"))
+    by_pair = pl.concat(
+        [
+            trained.group_by(pair).agg(pl.col("attempt_no").unique().sort().alias("trained_by")),
+            by_any.select("sample_id", pl.lit(None, pl.Int64).alias("right_key"), "trained_by"),
+        ]
+    )
     other = trained.select("sample_id").unique().with_columns(before=pl.lit(True))
     known = rows.join(by_pair, on=pair, how="left", nulls_equal=True).join(other, on="sample_id", how="left")
     # Few different situations stand for any number of samples, so each sentence is made once.

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from assets.steps import run_lease_name
 from loop_dagster.store.open import Store
+from loop_dagster.store.work import run_lease_name
 
 #: A run is not looked at before it could have taken its lease.
 YOUNG = timedelta(seconds=90)

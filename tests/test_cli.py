@@ -141,6 +141,23 @@ def test_a_file_of_which_nothing_is_taken_is_no_success(loop: Loop, support: str
     assert (said.status, said.data["refused"]) == (1, 1)
 
 
+def test_an_array_that_is_cut_off_and_a_file_of_nothing_are_told(loop: Loop, support: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_text("[" + json.dumps(GOOD))
+    said = loop("import", str(path), "--pipeline", support, "--json").data
+    assert (said["imported"], said["refused_why"]) == (1, ["array_cut_off"])
+    path.write_text(" \n")
+    assert "holds no row" in loop("import", str(path), "--pipeline", support).text
+
+
+def test_a_sample_whose_length_nobody_counted_says_so(loop: Loop, support: str, tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": word} for word in ("Hello?", "Anyone?")]
+    odd = {"messages": [*turns, {"role": "assistant", "content": "Yes."}], "label": True}
+    loop("import", rows(tmp_path / "odd.jsonl", odd), "--pipeline", support, "--json")
+    [reason] = loop("samples", "counts", support, "--json").data["reasons"]
+    assert reason["reason"].startswith("Nobody has counted yet")
+
+
 def test_utf_16_is_named_and_nothing_is_stored(loop: Loop, support: str, tmp_path: Path) -> None:
     path = tmp_path / "wide.jsonl"
     path.write_text(json.dumps(GOOD), encoding="utf-16")

@@ -42,7 +42,7 @@ def list_(
         ("Attempt", "Outcome", "Trained", "Held", "Won", "In words"),
         [
             (
-                f"{row['tag']} #{row['attempt']}",
+                f"{row['pipeline_id']}/{row['attempt']:04d}",
                 row["outcome"],
                 row["train_rows"],
                 row["holdout_rows"],

@@ -67,6 +67,9 @@ def import_(
 
 
 def _print(result: ImportResult, tag: str) -> None:
+    if not (result.imported or result.already_present or result.refused or result.not_saved):
+        out.print("The file holds no row: it is empty, or all of it is white space. Nothing was stored.")
+        return
     out.print(
         f"Imported {result.imported:,} samples into {tag}: {result.reviewed:,} with a verdict, "
         f"{result.needs_review:,} wait for one, {result.waiting_for_answer:,} wait for an answer. "

@@ -30,7 +30,8 @@ _DOING: Final[dict[TrainingRunState, tuple[str, str]]] = {
 
 _SAME_STAYS: Final = "What answers in your app stays as it is."
 _TRIES_AGAIN: Final = (
-    "The next attempt starts by itself once the data and the schedule allow; Train now starts it at once."
+    "The next attempt starts by itself once it has the samples it needs and the schedule allows; Train now skips the "
+    "schedule, never the samples."
 )
 
 _ENDED: Final[dict[Outcome, tuple[str, str, str | None]]] = {

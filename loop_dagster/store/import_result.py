@@ -166,5 +166,5 @@ def _notes(tally: Tally) -> Iterator[str]:
         yield f"Answered samples that wait for review, and teach nothing before it: {tally.needs_review:,}."
     if tally.flagged:
         yield f"Conversations in an unusual order, which are flagged: {tally.flagged:,}."
-    if tally.already_present and not tally.imported:
+    if tally.already_present and not (tally.imported or tally.not_saved or tally.refused):
         yield "Every row of this import was there already."

@@ -310,10 +310,10 @@ class _Run:
             elsewhere=pl.col("identity").is_in(list(held_elsewhere)),
         )
         repairable = ids["sample_id"].filter(stage.present & ~ids["elsewhere"])
+        stage.verdicts_due = self._missing_verdicts(page, ids, stage.present, repairable)
         labels = self._missing_labels(new["sample_id"], repairable)
         if labels.height:
             self._lake.append(LABELS, labels)
-        stage.verdicts_due = self._missing_verdicts(page, ids, stage.present, repairable)
         feedback = self._feedback(page.verdicts.with_columns(ids["sample_id"]).filter(stage.verdicts_due))
         if feedback.height:
             self._lake.append(FEEDBACK, feedback)
@@ -402,15 +402,14 @@ class _Run:
         created = (~present).arg_true().to_list()
         verdict, answered = page.verdicts["verdict"], page.samples["answer_key"].is_not_null()
         due = stage.verdicts_due if stage.verdicts_due is not None else verdict.is_not_null() & ~present
+        unreviewed = verdict.is_null() & ~present
         if stage.verdicts:
             tally.reviewed += int(due.sum())
-            unreviewed = verdict.is_null() & ~present
         else:
             lost = due.arg_true()
             tally.verdicts_not_saved += lost.len()
             for index in lost:
                 name(tally.verdicts_not_saved_rows, page.lines[index])
-            unreviewed = ~present
         tally.imported += len(created)
         tally.needs_review += int((unreviewed & answered).sum())
         tally.waiting_for_answer += int((unreviewed & ~answered).sum())

@@ -27,6 +27,10 @@ from loop_dagster.rules.shapes import Flag, Refusal, Shape, Verdict, parse, plai
 from loop_dagster.tables import FEEDBACK, SAMPLES
 
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
+#: In place of a row, where a file ends before its array does (store/rowfiles.py).
+NO_END: Final = Refusal(
+    "array_cut_off", "The array has no end, so the file may have been cut off; the rows before this were taken."
+)
 
 
 class Input(NamedTuple):
@@ -130,7 +134,7 @@ def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
         position, line, value, decoded, row_id = item
         became: tuple[bytes, _Row] | Refusal | None = None
         if not decoded:
-            became = TOO_LARGE if value is None else _plain_row(value, verdict)
+            became = TOO_LARGE if value is None else _plain_row(value, verdict) if value else NO_END
         if became is None:
             became = _row(item, options.default_feedback)
         if isinstance(became, Refusal):

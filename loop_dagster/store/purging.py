@@ -7,8 +7,8 @@ Deleting a sample, so that a kill at any line leaves it deleted and the work to 
 
     1. a tombstone in the registry, and its rows out of the inbox, in one transaction: from here on nobody reads it
     2. under the lake's lease: its rows go from samples, feedback, labels and stored training sets
-    3. reports that are finished keep their copy under an id that names nobody; a comparison under way keeps the
-       sample's own until it has ended, and the tombstone stays so long
+    3. reports that are finished keep their copy under an id that names nobody; a step under way keeps the sample's own,
+       and what its private folder holds, until it has ended, and the tombstone stays so long
     4. every file that the newest versions do not need is removed from storage
     5. what the registry's own files still held is overwritten, and only then the tombstone goes
 """
@@ -29,6 +29,7 @@ from loop_dagster.store.attempts import lease_name
 from loop_dagster.store.intake import LAKE_TABLES, lake_lease
 from loop_dagster.store.lake import quoted
 from loop_dagster.store.open import Store
+from loop_dagster.store.work import attempts_at_work, counts_at_work, sweep_work
 from loop_dagster.tables import (
     ANSWERS,
     HOLDOUTS,
@@ -62,11 +63,12 @@ def purge_deleted(store: Store, *, holder: str) -> Purged:
     dead = store.inbox.tombstones()
     if not dead:
         return Purged(0, 0, {})
+    sweep_work(store)
     rows: dict[str, int] = {}
     with lake_lease(store, holder):
         for table in (*LAKE_TABLES, TRAINING_SETS):
             rows[table.name] = _delete_samples(store, table, dead)
-        waiting = _rename_copies(store, dead, holder)
+        waiting = _rename_copies(store, dead, holder) | _at_work(store, dead)
         for table in (*LAKE_TABLES, TRAINING_SETS, HOLDOUTS, *COPIES):
             store.lake.maintain(table)
     if not store.registry.scrub():  # a reader was in the way: the tombstones stay, and the next call goes on
@@ -143,6 +145,15 @@ def _chunks(ids: list[str]) -> Iterator[list[str]]:
     given = iter(ids)
     while some := list(islice(given, IDS_AT_ONCE)):
         yield some
+
+
+def _at_work(store: Store, dead: Collection[str]) -> set[str]:
+    """Ids whose text may stand in the private folder of a step under way, which goes when that step has ended."""
+    if counts_at_work(store):
+        return set(dead)
+    taken = pl.col("attempt").is_in([attempt.key for attempt in attempts_at_work(store)])
+    mine = taken & (pl.col("role") != "left_out") & pl.col("sample_id").is_in(list(dead))
+    return set(store.lake.scan(SELECTIONS).filter(mine).select("sample_id").collect()["sample_id"])
 
 
 def _rename_copies(store: Store, dead: Collection[str], holder: str) -> set[str]:

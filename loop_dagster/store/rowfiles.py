@@ -23,8 +23,13 @@ _BLANK: Final = b" \t\r\n"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},]|"', re.DOTALL)
 
 
+#: Stands for the end of an array that has none.
+CUT_OFF: Final = b""
+
+
 class RawRow(NamedTuple):
-    """One row as it stands in the file. `line` counts from 1; `data` is None for a row over MAX_ROW_BYTES."""
+    """One row as it stands in the file. `line` counts from 1; `data` is None for a row over MAX_ROW_BYTES, and CUT_OFF
+    after the last row of an array that is not closed."""
 
     line: int
     data: bytes | None
@@ -146,6 +151,8 @@ class _ArraySplitter:
         """What stands after the last complete element: of an array that never ends, or after its end."""
         rows: list[RawRow] = []
         self._take(rows, len(self._buffer))
+        if self._depth > 0:
+            rows.append(RawRow(self._line_of(len(self._buffer)), CUT_OFF))
         return rows
 
     def _cut(self, rows: list[RawRow], match: re.Match[bytes]) -> None:

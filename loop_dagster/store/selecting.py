@@ -176,7 +176,13 @@ def _unfit(
     bad = known.filter(
         pl.col("tokens").is_null() | (pl.col("tokens") > length.max_tokens) | (pl.col("tokens") == REFUSED)
     )
-    why = pl.when(pl.col("tokens") == REFUSED).then(pl.lit("template_refuses")).otherwise(pl.lit("too_long"))
+    why = (
+        pl.when(pl.col("tokens").is_null())
+        .then(pl.lit("not_counted"))
+        .when(pl.col("tokens") == REFUSED)
+        .then(pl.lit("template_refuses"))
+        .otherwise(pl.lit("too_long"))
+    )
     uncounted = known.filter(pl.col("tokens").is_null()).select(list(PAIR_SCHEMA))
     return bad.select(*PAIR_SCHEMA, why.alias("why")), uncounted
 

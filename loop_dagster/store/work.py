@@ -1,28 +1,68 @@
-"""Private folders of running steps, and their end: they hold copies of texts that only the running attempt needs.
+"""Private folders of running steps, and their end: they hold copies of texts that only the running step needs.
 
-Belongs here: which of them may go. Does not belong here: what a step puts into its folder.
+Belongs here: which of them may go, and which samples they may still hold. Does not belong here: what a step puts into
+its folder.
+
+`<work>/<run id of an attempt>/` belongs to an attempt, `<work>/run-<run id of Dagster>/` to a run that has no attempt
+and holds the lease `run/<that id>` while its process lives.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 from loop_dagster.errors import NotFound
 from loop_dagster.rules.states import step_of
 from loop_dagster.store.open import Store
+from loop_dagster.store.records import Attempt
+
+_OF_RUN = "run-"
+
+
+def run_folder(store: Store, dagster_run_id: str) -> Path:
+    """Where a run that has no attempt works."""
+    return store.settings.work / f"{_OF_RUN}{dagster_run_id}"
+
+
+def run_lease_name(dagster_run_id: str) -> str:
+    """The lease that such a run holds while its process lives."""
+    return f"run/{dagster_run_id}"
 
 
 def sweep_work(store: Store) -> int:
-    """Remove the work folders of attempts that have ended or wait for a person; returns how many."""
+    """Remove folders of attempts that need no step now, and of runs whose process is gone; returns how many."""
     gone = 0
-    if not store.settings.work.is_dir():
-        return gone
-    for folder in store.settings.work.iterdir():
-        try:
-            needed = step_of(store.attempts.get(folder.name).state) is not None
-        except NotFound:
-            continue  # of a run that has no attempt; it removes its folder itself
-        if not needed:
+    for folder in _folders(store):
+        if not _needed(store, folder):
             shutil.rmtree(folder, ignore_errors=True)
             gone += 1
     return gone
+
+
+def attempts_at_work(store: Store) -> list[Attempt]:
+    """Attempts whose folder a step may still read."""
+    names = {folder.name for folder in _folders(store)}
+    return [attempt for attempt in store.attempts.active() if attempt.run_id in names]
+
+
+def counts_at_work(store: Store) -> bool:
+    """Whether a run that counts tokens is at work: its folder holds texts of any pipeline."""
+    return any(folder.name.startswith(_OF_RUN) for folder in _folders(store))
+
+
+def _folders(store: Store) -> Iterator[Path]:
+    if store.settings.work.is_dir():
+        yield from [folder for folder in store.settings.work.iterdir() if folder.is_dir()]
+
+
+def _needed(store: Store, folder: Path) -> bool:
+    if folder.name.startswith(_OF_RUN):
+        lease = store.leases.find(run_lease_name(folder.name.removeprefix(_OF_RUN)))
+        return lease is not None and lease.expires_at > datetime.now(UTC)
+    try:
+        return step_of(store.attempts.get(folder.name).state) is not None
+    except NotFound:
+        return False  # of an attempt that this registry does not know: nobody goes on with it

@@ -24,6 +24,7 @@ from loop_dagster.store.pages import sample_row
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.purging import drop_expired, erase_pipelines, purge_deleted, trim_selections
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.work import run_folder, run_lease_name
 from loop_dagster.tables import (
     ANSWERS,
     FEEDBACK,
@@ -178,6 +179,40 @@ def test_a_step_under_way_keeps_its_questions_until_it_has_ended(
     assert purge_deleted(store, holder="test").samples == 1
     assert held not in ids_in(store, QUESTIONS)
     assert store.inbox.tombstones() == ()
+
+
+def test_what_a_step_has_in_its_private_folder_goes_when_the_step_has_ended(
+    store: Store, pipeline: Pipeline, home: Path, tmp_path: Path
+) -> None:
+    learned, held = imported(store, pipeline, tmp_path, SECRET, KEPT)
+    attempt = attempt_about(store, pipeline, learned, held, state="training")
+    store.lake.replace_attempt(
+        SELECTIONS, attempt.key, rows_of(SELECTIONS, attempt, [{"sample_id": learned, "role": "train"}])
+    )
+    folder = store.settings.work / attempt.run_id / "train"
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text(SECRET)
+    store.inbox.add_tombstones([learned], now=NOW)
+    purged = purge_deleted(store, holder="test")
+    assert (purged.samples, purged.waiting) == (0, 1)
+    store.attempts.request_cancel(attempt.run_id, now=NOW)
+    assert purge_deleted(store, holder="test").samples == 1
+    assert holding(home, SECRET) == set()
+
+
+def test_a_run_that_counts_keeps_its_folder_only_while_its_process_lives(
+    store: Store, pipeline: Pipeline, home: Path, tmp_path: Path
+) -> None:
+    [gone] = imported(store, pipeline, tmp_path, SECRET)
+    folder = run_folder(store, "some-run") / "zoo"
+    folder.mkdir(parents=True)
+    (folder / "rows.jsonl").write_text(SECRET)
+    store.inbox.add_tombstones([gone], now=NOW)
+    with store.leases.hold(run_lease_name("some-run")):
+        assert purge_deleted(store, holder="test").waiting == 1
+        assert holding(home, SECRET) == {"rows.jsonl"}
+    assert purge_deleted(store, holder="test").samples == 1
+    assert holding(home, SECRET) == set()
 
 
 def test_expired_samples_go_with_what_was_said_about_them_and_copies_stay(

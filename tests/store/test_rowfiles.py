@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loop_dagster.store import rowfiles
-from loop_dagster.store.rowfiles import file_digest, read_rows
+from loop_dagster.store.rowfiles import CUT_OFF, file_digest, read_rows
 
 
 def rows_of(path: Path) -> list[tuple[int, bytes | None]]:
@@ -65,8 +65,8 @@ def test_an_array_is_cut_into_its_elements(tmp_path: Path, small_blocks: int) ->
         (b"\n\n", []),
         (b"[]", []),
         (b" [ ] \n", []),
-        (b'[{"a": 1}', [(1, b'{"a": 1}')]),
-        (b'[{"a": 1}, {"b": "cut', [(1, b'{"a": 1}'), (1, b'{"b": "cut')]),
+        (b'[{"a": 1}', [(1, b'{"a": 1}'), (1, CUT_OFF)]),
+        (b'[{"a": 1}, {"b": "cut', [(1, b'{"a": 1}'), (1, b'{"b": "cut'), (1, CUT_OFF)]),
         (b'[{"a": 1}]\n trailing', [(1, b'{"a": 1}'), (2, b"trailing")]),
         (b'[{"a": 1},\n]', [(1, b'{"a": 1}')]),
     ],
