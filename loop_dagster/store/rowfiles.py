@@ -42,7 +42,7 @@ def file_digest(path: Path, salt: str) -> str:
     with path.open("rb") as file:
         _pass_mark(file)
         while block := file.read(BLOCK_BYTES):
-            block = kept + block.replace(b"\r", b"")
+            block = kept + (block.replace(b"\r", b"") if b"\r" in block else block)
             body = block.rstrip(_BLANK)
             digest.update(body)
             kept = block[len(body) :][-BLOCK_BYTES:]
