@@ -45,8 +45,6 @@ Progress = Callable[[int, int], None]
 #: Rows of one page: three commits a page, and about 4 kB of memory for a chat of 1 kB.
 PAGE_ROWS: Final = 20_000
 PAGE_BYTES: Final = 64 * 1024 * 1024
-#: The first page of a file and those at its end are this fraction of a page.
-ENDS: Final = 4
 
 
 def import_rows(
@@ -162,19 +160,14 @@ def _file_pages(path: Path, page_rows: int) -> Iterator[tuple[list[Input], int]]
     """Pages of the file's rows, at most `page_rows` and about PAGE_BYTES each, with the bytes read so far."""
     page: list[Input] = []
     size = position = read = 0
-    total = path.stat().st_size
-    # While the first page is decoded and the last one is written nothing else is done, so these are short.
-    most = max(1, page_rows // ENDS)
     for rows, read in read_rows(path):
-        for index, (line, data) in enumerate(rows, 1):
+        for line, data in rows:
             page.append(Input(position, line, data))
             position += 1
             size += len(data or b"")
-            if len(page) >= most or size >= PAGE_BYTES:
+            if len(page) >= page_rows or size >= PAGE_BYTES:
                 yield page, read
                 page, size = [], 0
-                left = len(rows) - index + (total - read) * position / read
-                most = page_rows if left > page_rows else max(1, page_rows // ENDS)
     if page:
         yield page, read
 
