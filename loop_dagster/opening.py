@@ -106,15 +106,35 @@ def fingerprint(store: Store, now: datetime) -> Iterator[tuple[Pipeline, str]]:
     Samples, feedback or labels, settings, the newest attempt, counts of long samples, a wish to train now, and a stored
     time that has passed all change it.
     """
-    versions = [store.lake.version(table) for table in LAKE_TABLES]
-    common = [versions, store.inbox.pending()[0], counted_rows(store)]
+    data = _data_mark(store)
+    for pipeline, own in _own_marks(store, now):
+        yield pipeline, json.dumps([data, own])
+
+
+def _data_mark(store: Store) -> str:
+    """What changes with any sample, feedback or label that comes in, moves or goes; reads no table of the lake."""
+    waiting, gone = store.inbox.pending()[0], len(store.inbox.tombstones())
+    return json.dumps([*(store.lake.version(table) for table in LAKE_TABLES), waiting, gone])
+
+
+def _own_marks(store: Store, now: datetime) -> list[tuple[Pipeline, list[object]]]:
+    """Every pipeline that is switched on with what can change a look at it beside the data."""
+    counted = counted_rows(store)
     numbers = store.attempts.newest()
-    for pipeline in store.pipelines.list():
-        if not pipeline.enabled:
-            continue
-        passed = pipeline.next_due_at is not None and pipeline.next_due_at <= now
-        mark = [common, pipeline.revision, numbers.get(pipeline.pipeline_id), passed, pipeline.train_now]
-        yield pipeline, json.dumps(mark)
+    return [
+        (
+            pipeline,
+            [
+                pipeline.revision,
+                numbers.get(pipeline.pipeline_id),
+                pipeline.next_due_at is not None and pipeline.next_due_at <= now,
+                pipeline.train_now,
+                counted,
+            ],
+        )
+        for pipeline in store.pipelines.list()
+        if pipeline.enabled
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +175,7 @@ def plan_pass(store: Store, now: datetime, seen: Seen) -> Pass:
     While nothing at all came in this reads two small tables and the versions in the Delta logs. With new data and more
     than one pipeline it goes over the keys once, so that one new sample costs one look and not one for each.
     """
-    waiting, gone = store.inbox.pending()[0], len(store.inbox.tombstones())
-    data = json.dumps([*(store.lake.version(table) for table in LAKE_TABLES), waiting, gone])
-    counted = counted_rows(store)
-    numbers = store.attempts.newest()
-    own: list[tuple[Pipeline, list[object]]] = []
-    for pipeline in store.pipelines.list():
-        if pipeline.enabled:
-            passed = pipeline.next_due_at is not None and pipeline.next_due_at <= now
-            number = numbers.get(pipeline.pipeline_id)
-            own.append((pipeline, [pipeline.revision, number, passed, pipeline.train_now, counted]))
+    data, own = _data_mark(store), _own_marks(store, now)
     if data == seen.data:
         marked = [(one, json.dumps([mark, _signature_of(seen.marks.get(one.pipeline_id))])) for one, mark in own]
         keys = None

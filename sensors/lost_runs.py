@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from loop_dagster.store.open import Store
-from loop_dagster.store.work import run_lease_name
+from loop_dagster.store.work import run_lives
 
 #: A run is not looked at before it could have taken its lease.
 YOUNG = timedelta(seconds=90)
@@ -46,8 +46,7 @@ def end_lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
 
 def _shows_life(store: Store, dagster_run_id: str) -> bool:
     for look in range(2):
-        lease = store.leases.find(run_lease_name(dagster_run_id))
-        if lease is not None and lease.expires_at > datetime.now(UTC):
+        if run_lives(store, dagster_run_id):
             return True
         if look == 0:
             time.sleep(LOOK_AGAIN_AFTER_S)

@@ -32,6 +32,12 @@ def run_lease_name(dagster_run_id: str) -> str:
     return f"run/{dagster_run_id}"
 
 
+def run_lives(store: Store, dagster_run_id: str) -> bool:
+    """Whether the process of such a run has shown a sign of life within the time of its lease."""
+    lease = store.leases.find(run_lease_name(dagster_run_id))
+    return lease is not None and lease.expires_at > datetime.now(UTC)
+
+
 def sweep_work(store: Store) -> int:
     """Remove folders of attempts that need no step now, and of runs whose process is gone; returns how many."""
     gone = 0
@@ -60,8 +66,7 @@ def _folders(store: Store) -> Iterator[Path]:
 
 def _needed(store: Store, folder: Path) -> bool:
     if folder.name.startswith(_OF_RUN):
-        lease = store.leases.find(run_lease_name(folder.name.removeprefix(_OF_RUN)))
-        return lease is not None and lease.expires_at > datetime.now(UTC)
+        return run_lives(store, folder.name.removeprefix(_OF_RUN))
     try:
         return step_of(store.attempts.get(folder.name).state) is not None
     except NotFound:
