@@ -35,6 +35,7 @@ EXIT_INTERRUPTED = 130
 def main() -> None:
     """Entry point of `loop`."""
     from loop_dagster.cli.app import app
+    from loop_dagster.cli.context import close
     from loop_dagster.cli.output import emit_error, err
 
     as_json = "--json" in sys.argv
@@ -74,6 +75,8 @@ def main() -> None:
         message = "A data file of the lake is damaged. `loop doctor --thorough` names it and the command that mends it."
         emit_error({"error": {"code": "LAKE_UNREADABLE", "message": message}}, as_json=as_json)
         sys.exit(EXIT_UNAVAILABLE)
+    finally:
+        close()
 
 
 def _bad_request(message: str) -> dict[str, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,10 +11,19 @@ from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.wire import pipeline_row
 
+_left_open = ExitStack()
+
 
 def opened() -> Store:
-    """The stores of this installation."""
-    return open_store()
+    """The stores of this installation; `close` ends their connections."""
+    store = open_store()
+    _left_open.callback(store.registry.dispose)
+    return store
+
+
+def close() -> None:
+    """Close what this command opened, so that SQLite's log is folded in now and not whenever memory is tidied."""
+    _left_open.close()
 
 
 def now() -> datetime:
