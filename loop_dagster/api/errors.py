@@ -1,4 +1,4 @@
-"""Failures that only the API has, one class each, as in loop_dagster/errors.py."""
+"""Failures that only the API has, one class each, as in loop_dagster/errors/."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Errors as the API answers them: the envelope, the status of every code, and nothing of a request in any of them.
 
 Belongs here: what a failure looks like from outside and in the log. Does not belong here: the failures themselves
-(errors.py). A log line of an unexpected one has the kind of the error and where it came from, never its message, which
+(errors/). A log line of an unexpected one has the kind of the error and where it came from, never its message, which
 may quote a sample or a key.
 """
 

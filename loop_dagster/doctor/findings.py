@@ -58,7 +58,7 @@ def mistake(code: str, what: str, *, found: str, mend: str, where: str = "") -> 
 
 
 def told(code: str, what: str, message: str, *, where: str = "") -> Finding:
-    """A mistake from an error's message, whose last sentence is the next step by the rule of errors.py."""
+    """A mistake from an error's message, whose last sentence is the next step by the rule of errors/__init__.py."""
     found, stop, mend = message.rstrip().rpartition(". ")
     if not stop:
         return mistake(code, what, where=where, found=message, mend="See to that, then run `loop doctor` again.")

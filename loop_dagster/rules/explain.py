@@ -1,7 +1,7 @@
 """What became of an attempt, in plain words: what happened, why, and what happens next.
 
 Belongs here: the sentences for every state and outcome. Does not belong here: choosing the outcome (`states.py`) and
-sentences of single errors (`errors.py`), which come in as `reason`.
+sentences of single errors (`errors/`), which come in as `reason`.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def _counts(store: Store, length: Length, pairs: pl.DataFrame) -> pl.DataFrame:
         query = sa.select(token_counts.c.sample_id, token_counts.c.right_key, token_counts.c.tokens).where(
             token_counts.c.workspace == store.registry.workspace, token_counts.c.tokenizer == length.tokenizer
         )
-        rows = connection.execute(query).tuples().all()
+        rows = connection.execute(query).all()
     counts = pl.DataFrame(rows, schema={**PAIR_SCHEMA, "tokens": pl.Int64}, orient="row")
     return counts.join(pairs, on=list(PAIR_SCHEMA), how="semi")
 

@@ -1,0 +1,28 @@
+"""Two writers at once: somebody else changed it, or sends the same call."""
+
+from __future__ import annotations
+
+from loop_dagster.errors.base import Conflict
+
+
+class RevisionMismatch(Conflict):
+    """An edit was based on an older revision of the pipeline."""
+
+    code = "REVISION_MISMATCH"
+
+    def __init__(self, pipeline: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"Pipeline {pipeline} is at revision {found}, the edit expected {expected}. Nothing was saved: "
+            "read the pipeline again and resend the edit.",
+            expected=expected,
+            found=found,
+        )
+
+
+class CallUnderWay(Conflict):
+    """The first call with this Idempotency-Key is not answered yet."""
+
+    passes = True
+
+    def __init__(self) -> None:
+        super().__init__("The first call with this Idempotency-Key is still under way. Send it again in a moment.")
