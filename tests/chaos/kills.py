@@ -7,24 +7,18 @@ AssertionError with its seed; the same seed kills at the same moment, though not
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
-import psutil
+from homes import Home, Homes, kill
 
 from loop_dagster.rules.states import step_of
-from loop_dagster.settings import Settings
-from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.open import Store
 from loop_dagster.tables import ADAPTERS, FEEDBACK, HOLDOUTS, LABELS, REPORTS, SAMPLES, TRAINING_SETS
 
 Target = Literal["daemon", "worker", "child"]
@@ -40,56 +34,14 @@ ATTEMPT_S = 30.0
 PATIENCE_S = 600.0
 
 
-@dataclass(frozen=True)
-class Home:
-    """One LOOP_HOME and the command line in front of it."""
-
-    root: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        quiet = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "LOOP_MAX_ANSWER_TOKENS": "16"}
-        return {**os.environ, "LOOP_HOME": str(self.root), **quiet}
-
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-W", "ignore", "-m", "loop_dagster.cli", *arguments]
-        log = (self.root.parent / f"{self.root.name}.log").open("ab")
-        return subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
-
-    def loop(self, *arguments: str, timeout: float = 300.0) -> int:
-        return self.start(*arguments).wait(timeout)
-
-    @property
-    def store(self) -> Store:
-        return open_store(Settings(home=self.root))
-
-    def processes(self, target: Target) -> list[psutil.Process]:
-        """Processes of that kind that work for this home."""
-        return [process for process in self._all() if MARKS[target] in " ".join(_words(process))]
-
-    def end(self) -> None:
-        """Kill whatever still works for this home."""
-        for process in self._all():
-            _kill(process.pid)
-
-    def _all(self) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get("LOOP_HOME") == str(self.root):
-                    yield process
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-
-
-def kill_in_an_attempt(template: Path, folder: Path, target: Target, seed: int) -> str:
+def kill_in_an_attempt(homes: Homes, template: Home, target: Target, seed: int) -> str:
     """One attempt in which a daemon, run worker or child is killed once; returns what was killed when.
 
     Afterwards, without anybody's help but a daemon that is there: exactly one attempt and at most one version, every
     sample once, and every table of the attempt written by one try.
     """
     rng = random.Random(f"{target}-{seed}")
-    home = Home(folder / f"{target}-{seed}")
-    shutil.copytree(template, home.root)
+    home = homes.copy(template, f"{target}-{seed}")
     before = _stored(home.store)
     running = home.start("run", "--until-idle", "--json")
     try:
@@ -105,22 +57,21 @@ def kill_in_an_attempt(template: Path, folder: Path, target: Target, seed: int) 
     store = home.store
     _one_attempt_and_no_more(store, f"{target} {seed} ({done})")
     assert _stored(store) == before, f"{target} {seed}: samples changed"
-    shutil.rmtree(home.root)
+    homes.drop(home)
     return done
 
 
-def two_daemons(template: Path, folder: Path, seed: int) -> str:
+def two_daemons(homes: Homes, template: Home, seed: int) -> str:
     """Two installations' worth of daemons on one home, one of them killed on the way: one attempt, one version."""
     rng = random.Random(f"two-{seed}")
-    home = Home(folder / f"two-{seed}")
-    shutil.copytree(template, home.root)
+    home = homes.copy(template, f"two-{seed}")
     before = _stored(home.store)
     both = [home.start("run", "--until-idle", "--json") for _ in range(2)]
     try:
         time.sleep(rng.uniform(3.0, ATTEMPT_S))
-        daemons = home.processes("daemon")
+        daemons = home.processes(MARKS["daemon"])
         if daemons:
-            _kill(rng.choice(daemons).pid)
+            kill(rng.choice(daemons).pid)
         deadline = time.monotonic() + PATIENCE_S
         while not _settled(home) and time.monotonic() < deadline:
             if all(one.poll() is not None for one in both):
@@ -132,42 +83,45 @@ def two_daemons(template: Path, folder: Path, seed: int) -> str:
         home.end()
     _one_attempt_and_no_more(home.store, f"two daemons {seed}")
     assert _stored(home.store) == before, f"two daemons {seed}: samples changed"
-    shutil.rmtree(home.root)
+    homes.drop(home)
     return f"{len(daemons)} daemons at once, one killed"
 
 
-def kill_an_import(folder: Path, seed: int, *, rows: int = 3_000) -> str:
+def kill_an_import(homes: Homes, seed: int, *, rows: int = 3_000) -> str:
     """An import that is killed and run again until it ends: every row once, with its label and its verdict."""
     rng = random.Random(f"import-{seed}")
-    home = Home(folder / f"import-{seed}")
-    home.root.mkdir(parents=True)
+    home = homes.new(f"import-{seed}")
     store = home.store
     store.pipelines.create("Kills", model_id="any")
-    file = folder / f"import-{seed}.jsonl"
+    file = homes.folder / f"import-{seed}.jsonl"
     with file.open("w") as out:
         for number in range(rows):
             out.write(json.dumps({"prompt": f"Where is parcel {number}?", "completion": "On its way.", "label": True}))
             out.write("\n")
+    # A new table's first page always lies before the end: so that no round goes by without a kill.
+    span = 0.02 * rows / 250
     kills = 0
     while True:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _IMPORT, str(file)], env=home.environment, stdout=subprocess.DEVNULL
-        )
+        process = home.python("-c", _IMPORT, str(file), out=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n", f"import {seed} did not begin"
         try:
-            process.wait(rng.uniform(0.3, 2.5) + 0.5 * kills)  # longer each time: a slow machine ends it too
+            process.wait(rng.uniform(0.0, span) + 0.3 * kills)  # longer each time: a slow machine ends it too
             break
         except subprocess.TimeoutExpired:
-            _kill(process.pid)
+            kill(process.pid)
             process.wait()
             kills += 1
             store.leases.revoke("lake/default")  # as half a minute without a heartbeat would
     assert process.returncode == 0, f"import {seed} ended with {process.returncode}"
+    assert kills, f"import {seed} was over before it could be killed"
     ids = store.lake.scan(SAMPLES).collect()
     assert (ids.height, ids["identity"].n_unique(), ids["position"].n_unique()) == (rows, rows, rows), seed
     for table in (LABELS, FEEDBACK):
         about = store.lake.scan(table).collect()["sample_id"]
         assert sorted(about) == sorted(ids["sample_id"]), f"import {seed}: {table.name}"
-    shutil.rmtree(home.root)
+    file.unlink()
+    homes.drop(home)
     return f"killed {kills} times"
 
 
@@ -181,6 +135,7 @@ from loop_dagster.store.intake import lake_lease
 from loop_dagster.store.open import open_store
 store = open_store()
 hold = lambda: lake_lease(store, "chaos")
+print("begins", flush=True)
 result = import_file(
     Path(sys.argv[1]), store.lake, source="kills", labels=["kills"], now=datetime.now(UTC), hold=hold, page_rows=250
 )
@@ -188,25 +143,23 @@ sys.exit(0 if result.complete else 1)
 """
 
 
-def kill_a_drain(folder: Path, seed: int, *, rows: int = 400) -> str:
+def kill_a_drain(homes: Homes, seed: int, *, rows: int = 400) -> str:
     """Samples are written to the inbox while drains are killed: what was acknowledged is stored, once."""
     rng = random.Random(f"drain-{seed}")
-    home = Home(folder / f"drain-{seed}")
-    home.root.mkdir(parents=True)
+    home = homes.new(f"drain-{seed}")
     store = home.store
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITE, str(rows), str(seed)], env=home.environment, stdout=subprocess.PIPE, text=True
-    )
+    writer = home.python("-c", _WRITE, str(rows), str(seed), out=subprocess.PIPE)
     kills = 0
     while writer.poll() is None or store.inbox.pending().rows or store.inbox.unfinished() is not None:
-        drainer = subprocess.Popen([sys.executable, "-c", _DRAIN], env=home.environment)
+        drainer = home.python("-c", _DRAIN)
         try:
             drainer.wait(rng.uniform(0.3, 2.0) + 0.5 * kills)
         except subprocess.TimeoutExpired:
-            _kill(drainer.pid)
+            kill(drainer.pid)
             drainer.wait()
             kills += 1
             store.leases.revoke("lake/default")
+    assert kills, f"drain {seed}: no drain was under way when it should be killed"
     assert writer.stdout is not None
     acknowledged = writer.stdout.read().split()
     stored = store.lake.scan(SAMPLES).collect()["sample_id"].to_list()
@@ -214,7 +167,7 @@ def kill_a_drain(folder: Path, seed: int, *, rows: int = 400) -> str:
         f"drain {seed}: {len(acknowledged)} acknowledged, {len(stored)} stored"
     )
     assert len(stored) == rows
-    shutil.rmtree(home.root)
+    homes.drop(home)
     return f"killed {kills} times"
 
 
@@ -240,13 +193,13 @@ drain(open_store(), holder="chaos")
 """
 
 
-def template_home(folder: Path, model: Path, conversations: Path) -> Path:
+def template_home(homes: Homes, model: Path, conversations: Path) -> Home:
     """A home with a pipeline on `model` and 1,100 imported conversations, to be copied for every round."""
-    home = Home(folder / "template")
+    home = homes.new("template")
     create = ("pipelines", "create", "--name", "Facts", "--model", str(model), "--epochs", "1", "--json")
     assert home.loop(*create) == 0
     assert home.loop("import", str(conversations), "--pipeline", "facts", "--default-feedback", "good", "--json") == 0
-    return home.root
+    return home
 
 
 def _kill_after(home: Home, target: Target, seconds: float) -> str:
@@ -254,9 +207,9 @@ def _kill_after(home: Home, target: Target, seconds: float) -> str:
     began = time.monotonic()
     time.sleep(seconds)
     while time.monotonic() - began < ATTEMPT_S * 4:
-        for process in home.processes(target):
+        for process in home.processes(MARKS[target]):
             state = ", ".join(attempt.state for attempt in home.store.attempts.active()) or "nothing"
-            _kill(process.pid)
+            kill(process.pid)
             return f"{target} killed after {time.monotonic() - began:.1f} s in {state}"
         if _settled(home):
             return f"{target} was gone before it could be killed"
@@ -293,20 +246,6 @@ def _one_attempt_and_no_more(store: Store, what: str) -> None:
     assert written == {"training_sets": 1000, "holdouts": 100, "adapters": 1, "reports": 1}, f"{what}: {written}"
     assert attempt.adapter_digest is not None
     store.artifacts.open(attempt.adapter_digest, verify=True)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return []
 
 
 Round = Callable[[int], str]

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import kills
 import pytest
+from homes import Homes
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_import_that_is_killed_stores_every_row_once(tmp_path: Path, seed: int) -> None:
-    kills.kill_an_import(tmp_path, seed, rows=1_500)
+    kills.kill_an_import(Homes(tmp_path), seed, rows=1_500)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_what_was_acknowledged_is_stored_once_whatever_happens_to_drains(tmp_path: Path, seed: int) -> None:
-    kills.kill_a_drain(tmp_path, seed, rows=200)
+    kills.kill_a_drain(Homes(tmp_path), seed, rows=200)
 
 
 @pytest.mark.loop
@@ -23,5 +24,6 @@ def test_what_was_acknowledged_is_stored_once_whatever_happens_to_drains(tmp_pat
 def test_an_attempt_survives_the_kill_of_one_of_its_processes(
     tmp_path: Path, tiny_model: Path, conversations: Path, target: kills.Target
 ) -> None:
-    template = kills.template_home(tmp_path, tiny_model, conversations)
-    kills.kill_in_an_attempt(template, tmp_path, target, seed=1)
+    homes = Homes(tmp_path)
+    template = kills.template_home(homes, tiny_model, conversations)
+    kills.kill_in_an_attempt(homes, template, target, seed=1)
