@@ -1,7 +1,7 @@
 """The judge behind any OpenAI-compatible server.
 
 Belongs here: what the judge is told and asked. Does not belong here: how texts are shown to it (`judge_shown.py`), the
-calls with their retries (`judge_server.py`), reading its words (`rules/ratings.py`), counting (`judge_answers.py`).
+calls with their retries (`judge_server.py`), reading its words (`rules/ratings.py`), counting (`judge_calls.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Belongs here: prices per token, costs as whole numbers of a unit in which nothing is rounded, the limit of an attempt's
 scoring, cents whose parts add up. Does not belong here: counting tokens (a judge does that) and stopping
-(`models/judge_answers.py`).
+(`models/judge_calls.py`).
 
 Amounts are integers of nanocents, a thousand-millionth of a cent: a price per million tokens with up to three decimals
 is a whole number of them per token, so that no sub-cent amount vanishes however often amounts are added.

@@ -116,8 +116,8 @@ def test_all_calls_of_a_sample_are_under_way_at_once() -> None:
 
 
 def test_a_cancelled_step_is_left_within_seconds_though_the_judge_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loop_dagster.models.judge_answers.LOOK_S", 0.1)
-    monkeypatch.setattr("loop_dagster.models.judge_answers.GRACE_S", 0.2)
+    monkeypatch.setattr("loop_dagster.models.judge_calls.LOOK_S", 0.1)
+    monkeypatch.setattr("loop_dagster.models.judge_calls.GRACE_S", 0.2)
     mine = threading.Event()
     mine.set()
     cases = [case_of(at) for at in range(20)]
