@@ -24,6 +24,8 @@ _PER_CENT_A_MILLION: Final = NANOCENTS // 10**6
 SCORING_CENTS: Final = 2_500
 #: What of it is kept for benchmarks when any are attached.
 BENCHMARKS_CENTS: Final = 1_000
+#: Percent of it that the scoring of unreviewed samples may take before the attempt opens: $10 of $25 (ours).
+SAMPLES_PERCENT: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,18 @@ class Prices:
         )
 
 
-def comparison_limit(scoring_cents: int, *, benchmarks: int = 0) -> int:
-    """Nanocents that the comparison of an attempt may cost, with so many benchmarks attached (rules.md, Money)."""
+def comparison_limit(scoring_cents: int, *, benchmarks: int = 0, on_samples: int = 0) -> int:
+    """Nanocents that the comparison of an attempt may cost, with so many benchmarks attached (rules.md, Money).
+
+    `on_samples`: nanocents that scoring unreviewed samples for it has cost, which count against the same limit.
+    """
     kept = min(BENCHMARKS_CENTS, scoring_cents) if benchmarks else 0
-    return (scoring_cents - kept) * NANOCENTS
+    return max(0, (scoring_cents - kept) * NANOCENTS - on_samples)
+
+
+def sample_limit(scoring_cents: int) -> int:
+    """Nanocents of an attempt's scoring limit that may go to unreviewed samples: the rest is for testing it (ours)."""
+    return scoring_cents * NANOCENTS * SAMPLES_PERCENT // 100
 
 
 def whole_cents(parts: Mapping[str, int]) -> dict[str, int]:
