@@ -21,9 +21,10 @@ from loop_dagster.models.lengths import safe_bytes
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.samples_state import sample_state
 from loop_dagster.rules.schedule import ActiveAttempt, check_train_now, due_at
-from loop_dagster.rules.selection import Selection
+from loop_dagster.rules.selection import Scope, Selection
 from loop_dagster.rules.signature import tag_signatures
 from loop_dagster.rules.states import Trigger
+from loop_dagster.store.datasets import Dataset, frozen_conditions
 from loop_dagster.store.intake import LAKE_TABLES
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
@@ -83,8 +84,12 @@ def length_of(store: Store, base: BaseModel) -> Length:
 
 
 def frozen_pipeline(pipeline: Pipeline, attempt: Attempt) -> Pipeline:
-    """The pipeline with the settings that the attempt froze when it opened."""
-    return dataclasses.replace(pipeline, settings=PipelineSettings.from_json(attempt.frozen["settings"]))
+    """The pipeline with the settings, and the datasets' conditions, that the attempt froze when it opened."""
+    return dataclasses.replace(
+        pipeline,
+        settings=PipelineSettings.from_json(attempt.frozen["settings"]),
+        frozen_datasets=tuple(frozen_conditions(one) for one in attempt.frozen.get("datasets", ())),
+    )
 
 
 def frozen_base(store: Store, attempt: Attempt) -> BaseModel:
@@ -121,6 +126,7 @@ def _own_marks(store: Store, now: datetime) -> list[tuple[Pipeline, list[object]
     """Every pipeline that is switched on with what can change a look at it beside the data."""
     counted = counted_rows(store)
     numbers = store.attempts.newest()
+    revisions = {one.dataset_id: one.revision for one in store.datasets.list()}
     return [
         (
             pipeline,
@@ -130,6 +136,7 @@ def _own_marks(store: Store, now: datetime) -> list[tuple[Pipeline, list[object]
                 pipeline.next_due_at is not None and pipeline.next_due_at <= now,
                 pipeline.train_now,
                 counted,
+                [revisions.get(one) for one in pipeline.settings.datasets],
             ],
         )
         for pipeline in store.pipelines.list()
@@ -185,7 +192,7 @@ def plan_pass(store: Store, now: datetime, seen: Seen) -> Pass:
     else:
         keys = store.samples.keys().held()
         signatures = tag_signatures(keys.samples, keys.feedback, keys.labels)
-        marked = [(one, json.dumps([mark, [signatures.get(tag) for tag in scope_of(one).tags]])) for one, mark in own]
+        marked = [(one, json.dumps([mark, _signature(scope_of(store, one), signatures, data)])) for one, mark in own]
     changed = [(one, mark) for one, mark in marked if seen.marks.get(one.pipeline_id) != mark]
     if keys is None and len(changed) > 1:
         keys = store.samples.keys().held()
@@ -193,6 +200,13 @@ def plan_pass(store: Store, now: datetime, seen: Seen) -> Pass:
     order = {pipeline_id: place for place, pipeline_id in enumerate(seen.marks)}
     changed.sort(key=lambda pair: order.get(pair[0].pipeline_id, -1))
     return Pass(data, changed, keys)
+
+
+def _signature(scope: Scope, signatures: Mapping[str, tuple[int, int]], data: str) -> list[object]:
+    """What changes with every sample that the scope could select; a dataset without tags may select any."""
+    tags = dict.fromkeys(tag for group in scope.groups for tag in group.tags)
+    anything = [data] if any(not group.tags for group in scope.groups) else []
+    return [*(signatures.get(tag) for tag in tags), *anything]
 
 
 def _signature_of(mark: str | None) -> object:
@@ -242,6 +256,9 @@ def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | N
     attempts = store.attempts.list(pipeline.pipeline_id)
     if held := _held_by(store, pipeline, attempts):
         return NotYet(pipeline.tag, held)
+    # What is counted is what the attempt freezes, also when somebody edits a dataset meanwhile.
+    datasets = store.datasets.get_many(pipeline.settings.datasets)
+    pipeline = dataclasses.replace(pipeline, frozen_datasets=tuple(one.conditions for one in datasets))
     try:
         ready = readiness(store, pipeline, now, keys=keys)
     except MODEL_ERRORS as error:
@@ -262,7 +279,7 @@ def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | N
     attempt = store.attempts.open_attempt(
         pipeline.pipeline_id,
         trigger=trigger,
-        frozen=_frozen(store, pipeline, ready.base, first=not attempts),
+        frozen=_frozen(store, pipeline, ready.base, datasets, first=not attempts),
         now=now,
         sentence=ready.measured.selection.message,
         revision=pipeline.revision,
@@ -381,11 +398,14 @@ def _held_by(store: Store, pipeline: Pipeline, attempts: Sequence[Attempt]) -> s
     return None
 
 
-def _frozen(store: Store, pipeline: Pipeline, base: BaseModel, *, first: bool) -> dict[str, object]:
+def _frozen(
+    store: Store, pipeline: Pipeline, base: BaseModel, datasets: Sequence[Dataset], *, first: bool
+) -> dict[str, object]:
     """What an attempt keeps of its pipeline and installation from the moment it opens."""
     return {
         "settings": pipeline.settings.to_json(),
         "tags": [pipeline.tag, *pipeline.settings.tags],
+        "datasets": [one.frozen() for one in datasets],
         "model_id": pipeline.model_id,
         "model_family": base.family,
         "model_revision": base.revision,

@@ -17,6 +17,7 @@ from loop_dagster.api import problems
 from loop_dagster.api.calls import Stores
 from loop_dagster.api.routers import (
     configs,
+    datasets,
     evaluations,
     feedback,
     imports,
@@ -29,7 +30,7 @@ from loop_dagster.api.routers import (
 )
 from loop_dagster.store.open import Store, open_store
 
-ROUTERS = (keys, workspace, samples, feedback, configs, imports, pipelines, training_runs, evaluations)
+ROUTERS = (keys, workspace, samples, feedback, configs, imports, datasets, pipelines, training_runs, evaluations)
 TITLE = "The loop's API"
 
 

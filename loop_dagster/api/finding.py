@@ -17,7 +17,9 @@ import polars as pl
 from loop_dagster.api.rows.attempts import attempt_of
 from loop_dagster.api.rows.pipelines import find as find_pipeline
 from loop_dagster.opening import states_of
+from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.feedback import COLUMNS, PICK_SCORE, WORDS, deciding, id_key
+from loop_dagster.rules.matching import chosen
 from loop_dagster.store.open import Store
 from loop_dagster.store.samples import KeyFrames
 from loop_dagster.tables import SELECTIONS
@@ -46,6 +48,7 @@ class Filters:
     attempt: str | None = None
     split: str | None = None
     judge: str | None = None
+    dataset: DatasetConditions | None = None
     text: str | None = None
 
 
@@ -72,6 +75,9 @@ def find(store: Store, filters: Filters, now: datetime, *, limit: int, offset: i
         samples = samples.join(states.lazy().select("sample_id"), on="sample_id", how="semi")
     if filters.attempt is not None:
         samples = samples.join(_taken(store, filters.attempt, filters.split), on="sample_id", how="semi")
+    if filters.dataset is not None:
+        mine = chosen(samples, keys.feedback, keys.labels, groups=[filters.dataset], now=now)
+        samples = samples.join(mine.lazy().select("sample_id"), on="sample_id", how="semi")
     samples = _by_feedback(samples, keys, filters)
     samples = _by_labels(samples, keys, filters)
     ids = samples.select("sample_id", "created_at").sort("created_at", "sample_id", descending=True).collect()

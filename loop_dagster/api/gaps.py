@@ -87,9 +87,8 @@ NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
 
 #: Figures without a null on the wire → what they are until then, and why that is true.
 FIXED: Final[Mapping[str, Mapping[str, tuple[Any, str]]]] = {
-    "Pipeline": {
-        "datasets": ([], "no dataset can be made yet"),
-    },
+    "LoopDataset": {"in_benchmarks": (0, "there are no benchmarks yet")},
+    "LoopDatasetPreview": {"in_benchmarks": (0, "there are no benchmarks yet")},
     "PipelineVersion": {
         "benchmark_comparable": (False, "there are no benchmarks yet"),
         "cost_includes_candidate_ceiling": (False, "machines have no price yet"),

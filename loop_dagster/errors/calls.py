@@ -6,14 +6,14 @@ from loop_dagster.errors.base import Conflict
 
 
 class RevisionMismatch(Conflict):
-    """An edit was based on an older revision of the pipeline."""
+    """An edit was based on an older revision of the pipeline or dataset."""
 
     code = "REVISION_MISMATCH"
 
-    def __init__(self, pipeline: str, expected: int, found: int) -> None:
+    def __init__(self, name: str, expected: int, found: int, *, kind: str = "Pipeline") -> None:
         super().__init__(
-            f"Pipeline {pipeline} is at revision {found}, the edit expected {expected}. Nothing was saved: "
-            "read the pipeline again and resend the edit.",
+            f"{kind} {name} is at revision {found}, the edit expected {expected}. Nothing was saved: "
+            f"read the {kind.lower()} again and resend the edit.",
             expected=expected,
             found=found,
         )

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import numpy as np
 import polars as pl
 
-from loop_dagster.rules.pipelines import FeedbackWord
+from loop_dagster.rules.conditions import FeedbackWord
 
 #: The judge picks a sample from this score on (rules.md, What a sample teaches).
 PICK_SCORE: Final = 0.8

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from loop_dagster.errors import BadRequest, Refused, TrainingSettingOutOfRange
+from loop_dagster.rules.conditions import FeedbackWord, Narrowing, Part
 from loop_dagster.rules.tags import MAX_ON_SAMPLE
 from loop_dagster.rules.tags import tag as clean_tag
 
-FeedbackWord = Literal["good", "corrected", "bad", "unreviewed"]
 Policy = Literal["holdout", "manual"]
 
 #: Policies of rules.md that weigh benchmarks; an installation without benchmarks cannot follow them.
@@ -26,6 +25,8 @@ BENCHMARK_POLICIES: Final = ("all", "primary", "k_of_n", "weighted")
 LORA_RANKS: Final = (4, 8, 16, 32, 64)
 #: Characters of a use case.
 MAX_USE_CASE: Final = 2_000
+#: Datasets of one pipeline (rules.md, Pipelines).
+MAX_DATASETS: Final = 32
 
 #: Inclusive ranges of the training settings and how a refusal words them (rules.md, How it trains).
 TRAINING_RANGES: Final[Mapping[str, tuple[float, float, str]]] = {
@@ -40,53 +41,27 @@ TRAINING_RANGES: Final[Mapping[str, tuple[float, float, str]]] = {
 _MINIMUM_FIELDS: Final = ("min_samples", "min_rows", "min_new_samples", "new_samples", "first_version", "minimums")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-
-def _utc(value: datetime) -> datetime:
-    if value.tzinfo is None:
-        raise ValueError("a time needs its zone, for example 2026-01-31T00:00:00Z")
-    return value.astimezone(UTC)
-
-
-Moment = Annotated[datetime, Field(strict=False), AfterValidator(_utc)]
-
-
-class Conditions(_Part):
-    """What narrows everything that a pipeline selects. Empty feedback and None keep everything; both times count.
-
-    `feedback` reads the deciding verdict of a person: `good`, `corrected` (a correction or a gold answer), `bad`,
-    `unreviewed` (no person said anything; leaving it out leaves out what the judge picked).
-    """
-
-    feedback: Annotated[tuple[FeedbackWord, ...], Field(strict=False)] = ()
-    origin: Literal["captured", "imported"] | None = None
-    model: Annotated[str, Field(min_length=1)] | None = None
-    from_: Moment | None = Field(default=None, alias="from")
-    to: Moment | None = None
+class Conditions(Narrowing):
+    """What narrows everything that a pipeline selects; `unreviewed` left out leaves out what the judge picked."""
 
     @field_validator("feedback")
     @classmethod
     def _teaches_something(cls, words: tuple[FeedbackWord, ...]) -> tuple[FeedbackWord, ...]:
         if words and not {"good", "corrected"} & set(words):
             raise ValueError("must hold good or corrected, or be empty: nothing else alone can be trained on")
-        return tuple(word for word in ("good", "corrected", "bad", "unreviewed") if word in words)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if self.from_ and self.to and self.from_ > self.to:
-            raise ValueError(f"from {self.from_.isoformat()} is after to {self.to.isoformat()}")
-        return self
+        return words
 
 
-class Holdout(_Part):
+DatasetId = Annotated[str, Field(min_length=1, max_length=80)]
+
+
+class Holdout(Part):
     """`percent` of the usable samples that are held back, at least 100 of them (rules.md, Held back)."""
 
     percent: int = Field(default=5, ge=5, le=20)
 
 
-class TrainingSettings(_Part):
+class TrainingSettings(Part):
     """A pipeline's own training settings; None is automatic. Out of range raises `TrainingSettingOutOfRange`."""
 
     epochs: int | None = None
@@ -115,7 +90,7 @@ def _check_training(name: str, value: object, low: float, high: float, allowed: 
         raise TrainingSettingOutOfRange(name, allowed, value)
 
 
-class Schedule(_Part):
+class Schedule(Part):
     """When an attempt may start once the minimum is met: every day or week at an hour UTC; weekday 0 is Sunday."""
 
     every: Literal["day", "week"]
@@ -129,13 +104,13 @@ class Schedule(_Part):
         return self
 
 
-class TrainWhen(_Part):
+class TrainWhen(Part):
     """`schedule` None trains as soon as the minimum is met. The minimum itself is no setting."""
 
     schedule: Schedule | None = None
 
 
-class Promotion(_Part):
+class Promotion(Part):
     """How a tested attempt goes live. `k` belongs to policies that count benchmarks and stays None."""
 
     policy: Policy = "holdout"
@@ -161,16 +136,17 @@ class Promotion(_Part):
         return given
 
 
-class PipelineSettings(_Part):
+class PipelineSettings(Part):
     """Everything that a person sets on a pipeline beside its name and model, in the API's own nesting.
 
     `use_case` says in the owner's words what it is for. `tags` are extra ones: the pipeline's own tag always counts and
-    is not listed. `max_versions` None is no limit.
+    is not listed. `datasets` are ids of saved ones, whose samples are added. `max_versions` None is no limit.
     `auto_scoring` lets the judge score unreviewed samples while the pipeline is short.
     """
 
     use_case: Annotated[str, Field(max_length=MAX_USE_CASE)] = ""
     tags: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_ON_SAMPLE - 1)] = ()
+    datasets: Annotated[tuple[DatasetId, ...], Field(strict=False, max_length=MAX_DATASETS)] = ()
     conditions: Conditions = Conditions()
     holdout: Holdout = Holdout()
     training: TrainingSettings = TrainingSettings()
@@ -183,6 +159,11 @@ class PipelineSettings(_Part):
     @classmethod
     def _tags_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(clean_tag(tag, what="tags") for tag in tags))
+
+    @field_validator("datasets")
+    @classmethod
+    def _datasets_once(cls, datasets: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(datasets))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | str) -> PipelineSettings:
@@ -199,8 +180,8 @@ class PipelineSettings(_Part):
     def merged(self, edit: Mapping[str, Any]) -> PipelineSettings:
         """These settings after an edit, where absent keeps, null puts back to its default and a value replaces.
 
-        `tags` and `conditions` are replaced whole; `training`, `holdout` and `train_when` key by key; `promotion` and a
-        schedule whole. Nothing changes when anything is refused (errors as in `from_json`).
+        `tags`, `datasets` and `conditions` are replaced whole; `training`, `holdout` and `train_when` key by key;
+        `promotion` and a schedule whole. Nothing changes when anything is refused (errors as in `from_json`).
         """
         _refuse_minimums(edit)
         base = self.to_json()

@@ -17,9 +17,10 @@ from typing import Final, Literal, get_args
 import numpy as np
 import polars as pl
 
-from loop_dagster.rules import feedback as verdicts
+from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.feedback import id_key
 from loop_dagster.rules.holdback import check_rows, first_rows, newly_held, ranks
+from loop_dagster.rules.matching import chosen
 from loop_dagster.rules.minimums import Minimum, held_size, minimum
 from loop_dagster.rules.pipelines import PipelineSettings
 
@@ -85,15 +86,25 @@ TRAINED_SCHEMA: Final = {"sample_id": pl.String, "right_key": pl.Int64, "prompt_
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a pipeline selects by: its own tag beside its settings, and the seed of its hold-back order."""
+    """What a pipeline selects by: its own tag beside its settings, its datasets, and the seed of its hold-back order.
+
+    `datasets` are the conditions of those that its settings name.
+    """
 
     own_tag: str
     seed: int
     settings: PipelineSettings
+    datasets: tuple[DatasetConditions, ...] = ()
 
     @property
     def tags(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.own_tag, *self.settings.tags)))
+
+    @property
+    def groups(self) -> tuple[DatasetConditions, ...]:
+        """What a sample must belong to at least one of: those that carry any of the tags, and each dataset."""
+        # The tags were checked when they were set, and there may be one more of them than a dataset takes.
+        return (DatasetConditions.model_construct(tags=self.tags), *self.datasets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,54 +180,6 @@ class Selection:
         return self.minimum.message
 
 
-def _tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
-    """`id_key` of the samples that carry one of `tags` or a child of one, by the newest row per sample and label."""
-    wanted = list(tags)
-    matches = pl.col("label").is_in(wanted) | pl.col("parent").is_in(wanted)
-    # An attribute of the same name is no tag; frames without attributes' values cannot tell and have none.
-    has_value = "value" in labels.collect_schema()
-    no_attribute = pl.col("value").is_null() if has_value else pl.lit(True)
-    puts_on = (matches & ~pl.col("removed") & no_attribute).fill_null(False).alias("_puts_on")
-    light = ["sample_id", "label", "parent", "removed", *(["value"] if has_value else [])]
-    rows = _read(labels.select(light))
-    # A newer row of a label that once matched may take it off or give it another parent, so all its rows are looked at.
-    touched = rows.filter(matches)["label"].unique()
-    rows = rows.filter(pl.col("label").is_in(touched.implode())).select(id_key(), "label", puts_on)
-    # Only a pair of sample and label with a row that does not put it on needs the newest of its rows looked up.
-    pair = ["id_key", "label"]
-    against = rows.filter(~pl.col("_puts_on")).select(pair).unique()
-    if against.is_empty():
-        return rows["id_key"]
-    again = labels.filter(pl.col("label").is_in(touched.implode()))
-    newest = (
-        _read(again.select(id_key(), "label", "created_at", "label_id", puts_on))
-        .join(against, on=pair, how="semi")
-        .sort("created_at", "label_id", descending=True)
-        .unique(subset=pair, keep="first", maintain_order=True)
-        .filter("_puts_on")
-    )
-    return pl.concat([rows.join(against, on=pair, how="anti")["id_key"], newest["id_key"]])
-
-
-def _narrowed(samples: pl.LazyFrame, scope: Scope) -> pl.LazyFrame:
-    conditions = scope.settings.conditions
-    keep: list[pl.Expr] = []
-    if conditions.origin:
-        keep.append(pl.col("origin") == conditions.origin)
-    if conditions.model:
-        keep.append(pl.col("model") == conditions.model)
-    if conditions.from_:
-        keep.append(pl.col("created_at") >= conditions.from_)
-    if conditions.to:
-        keep.append(pl.col("created_at") <= conditions.to)
-    return samples.filter(*keep) if keep else samples
-
-
-def _read(frame: pl.LazyFrame) -> pl.DataFrame:
-    """Collected into one piece: a table of 2,000 files arrives in 2,000, and every later step would pay for that."""
-    return frame.collect().rechunk()
-
-
 def selected(
     samples: pl.LazyFrame, feedback: pl.LazyFrame, labels: pl.LazyFrame, *, scope: Scope, now: datetime
 ) -> pl.DataFrame:
@@ -229,26 +192,18 @@ def selected(
     correction together.
     """
     has_bytes = "bytes" in samples.collect_schema()
-    length = ["bytes"] if has_bytes else []
-    columns = ["sample_id", "created_at", "expires_at", "text_key", "prompt_key", "answer_key", *length]
-    tagged = _tagged(labels, scope.tags)
-    rows = (
-        _read(_narrowed(samples, scope).select(columns))
-        .filter(pl.col("expires_at") > now)
-        .with_columns(id_key())
-        .filter(pl.col("id_key").is_in(tagged.implode()))
+    columns = ["text_key", "prompt_key", "answer_key", *(["bytes"] if has_bytes else [])]
+    if not has_bytes and "right_bytes" in feedback.collect_schema():
+        feedback = feedback.drop("right_bytes")
+    rows = chosen(
+        samples,
+        feedback,
+        labels,
+        groups=scope.groups,
+        narrow=scope.settings.conditions,
+        now=now,
+        columns=columns,
     )
-    said_columns = [name for name in verdicts.COLUMNS if name != "sample_id"] + (["right_bytes"] if has_bytes else [])
-    said = _read(feedback.select(id_key(), *said_columns))
-    if 4 * rows.height < said.height:  # one pipeline of many: most feedback is about other samples
-        said = said.filter(pl.col("id_key").is_in(rows["id_key"].implode()))
-    rows = rows.join(verdicts.deciding(said), on="id_key", how="left", maintain_order="left").with_columns(
-        pl.col("reviewed").fill_null(False)
-    )
-    words = scope.settings.conditions.feedback
-    if words:
-        word = pl.col("teaches").replace_strict(verdicts.WORDS, default="unreviewed", return_dtype=pl.String)
-        rows = rows.filter(word.is_in(list(words)))
     own_answer = pl.col("teaches").is_in(["accepted", "scored"])
     corrected = pl.col("teaches").is_in(["edited", "gold"])
     rows = rows.with_columns(
@@ -256,7 +211,7 @@ def selected(
         pl.col("answer_key").is_not_null().alias("answered"),
         *([(pl.col("bytes") + pl.col("right_bytes").fill_null(0)).alias("longest")] if has_bytes else []),
     )
-    return rows.drop("answer_key", "expires_at", "right_bytes", "bytes", strict=False)
+    return rows.drop("answer_key", "right_bytes", "bytes", strict=False)
 
 
 def _with_reason(rows: pl.DataFrame, *, unfit: pl.DataFrame | None, pinned: Collection[str]) -> pl.DataFrame:

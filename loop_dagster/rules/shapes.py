@@ -8,6 +8,8 @@ Where the table is silent (ours):
 * `label` is true or false; as files really carry it also "true"/"false" in any case and the numbers 1 and 0.
 * A question with `ground_truth` or `correction` is gold: there is no answer of a model that could be wrong.
 * `label: false` beside a correction says the same thing twice; `label: true` contradicts it and is refused.
+* `labels` as samples are shown with them, a list of objects with `label` and maybe `key` and `parent`, are tags and
+  attributes of that row alone. Anything else of that name is another file's column and is dropped like any unknown key.
 * A role that is none of canonical.ROLES is refused, since no chat template could place it; an odd order of known roles
   is stored and flagged, so that it can be found and never stops an attempt.
 """
@@ -20,7 +22,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from loop_dagster.rules import canonical
+from loop_dagster.errors import BadRequest
+from loop_dagster.rules import canonical, tags
 from loop_dagster.rules.canonical import BadMessageError, Json, Message, Number, UnreadableJsonError
 
 Shape: TypeAlias = Literal[
@@ -65,9 +68,19 @@ REFUSALS: Final[Mapping[str, str]] = {
     "bad_label": "`label` is neither true nor false.",
     "verdict_without_answer": "The row has a `label` and no answer that it could be about.",
     "contradicting_verdicts": "The row's verdicts contradict each other.",
+    "bad_labels": "One of the row's `labels` cannot be a tag or an attribute.",
+    "too_many_labels": f"The row has more than {tags.MAX_ON_SAMPLE} tags and attributes, those of the call among them.",
 }
 
 DEFAULT_FEEDBACK: Final = ("good",)
+
+
+class RowLabel(NamedTuple):
+    """A tag (without a value) or an attribute of one row; `parent` groups a tag."""
+
+    label: str
+    value: str | None
+    parent: str | None
 
 
 class Parsed(NamedTuple):
@@ -84,6 +97,7 @@ class Parsed(NamedTuple):
     right: Message | None
     shape: Shape
     flag: Flag | None
+    labels: tuple[RowLabel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +193,9 @@ def _parse(row: Json, default_feedback: str | None) -> Parsed:
         shape = _VERDICT_SHAPES[verdict]
     elif default_feedback == "good":
         verdict = "accepted"
-    return Parsed(messages, answer, tools, verdict, right, shape, flag(messages, answer))
+    return Parsed(
+        messages, answer, tools, verdict, right, shape, flag(messages, answer), _row_labels(given.get("labels"))
+    )
 
 
 _VERDICT_SHAPES: Final[Mapping[Verdict, Shape]] = {
@@ -310,6 +326,33 @@ def _label(value: Json) -> bool:
         if word in ("0", "1") and isinstance(value, Number):
             return word == "1"
     raise _Refused("bad_label")
+
+
+def _row_labels(value: Json) -> tuple[RowLabel, ...]:
+    """The labels of a row, each word once; the last of a word counts."""
+    if not isinstance(value, list) or not all(map(_is_label, value)):
+        return ()
+    found: dict[str, RowLabel] = {}
+    try:
+        for item in value:
+            key, parent = item.get("key") or "", item.get("parent")
+            clean = tags.labels([], {key: item["label"]}) if key else tags.labels([item["label"]])
+            for word in clean.tags:
+                found[word] = RowLabel(word, None, tags.parent(parent) or None)
+            for word, text in clean.attributes:
+                found[word] = RowLabel(word, text, None)
+    except BadRequest:
+        raise _Refused("bad_labels") from None
+    if len(found) > tags.MAX_ON_SAMPLE:
+        raise _Refused("too_many_labels")
+    return tuple(found.values())
+
+
+def _is_label(item: Json) -> bool:
+    """Whether this is a label as samples are shown with it, and no other file's word for something else."""
+    if not isinstance(item, dict) or "label" not in item or not item.keys() <= {"key", "label", "parent"}:
+        return False
+    return all(value is None or type(value) is str for value in item.values())
 
 
 def _tools(value: Json) -> list[Json] | None:

@@ -44,7 +44,7 @@ def questions_left(store: Store, pipeline: Pipeline, attempt: str, now: datetime
     keys = store.samples.keys()
     asked = frozen.get_column("sample_id")
     mine = keys.samples.filter(pl.col("sample_id").is_in(asked.implode()))
-    now_selected = selected(mine, keys.feedback, keys.labels, scope=scope_of(pipeline), now=now)
+    now_selected = selected(mine, keys.feedback, keys.labels, scope=scope_of(store, pipeline), now=now)
     fit = now_selected.filter(pl.col("teaches").is_null() | (pl.col("teaches") != "rejected"))
     left = frozen.join(fit.select("sample_id"), on="sample_id", how="semi", maintain_order="left")
     return left, frozen.height - left.height

@@ -204,8 +204,9 @@ def _settings(
         )
     if now.tzinfo is None:
         raise ValueError("`now` needs a zone")
-    options = Options(source.strip(), import_id, now, model, default_feedback)
-    return _Settings(options, checked_labels(labels, attributes))
+    clean = checked_labels(labels, attributes)
+    words = frozenset((*clean.tags, *dict(clean.attributes)))
+    return _Settings(Options(source.strip(), import_id, now, model, default_feedback, words), clean)
 
 
 def _check_row_ids(row_ids: Sequence[str], rows: int) -> None:
@@ -311,7 +312,7 @@ class _Run:
         )
         repairable = ids["sample_id"].filter(stage.present & ~ids["elsewhere"])
         stage.verdicts_due = self._missing_verdicts(page, ids, stage.present, repairable)
-        labels = self._missing_labels(new["sample_id"], repairable)
+        labels = self._missing_labels(new["sample_id"], repairable, _with_ids(page.labels, ids["sample_id"]))
         if labels.height:
             self._lake.append(LABELS, labels)
         feedback = self._feedback(page.verdicts.with_columns(ids["sample_id"]).filter(stage.verdicts_due))
@@ -332,16 +333,19 @@ class _Run:
         found = rows.filter(pl.col("identity").is_in(samples["identity"].implode())).select("identity", "sample_id")
         return dict(found.collect().iter_rows())
 
-    def _missing_labels(self, new: pl.Series, repairable: pl.Series) -> pl.DataFrame:
-        """Rows of `labels` for new samples, and for found ones whatever label they never had."""
-        words = [(word, None) for word in self._labels.tags] + list(self._labels.attributes)
-        if not words:
+    def _missing_labels(self, new: pl.Series, repairable: pl.Series, own: pl.DataFrame) -> pl.DataFrame:
+        """Rows of `labels` for new samples, and for found ones whatever label they never had.
+
+        `own` are those that the rows bring themselves; where the call names the same word, the call's counts.
+        """
+        words: list[tuple[str, str | None, None]] = [(word, None, None) for word in self._labels.tags]
+        words += [(word, value, None) for word, value in self._labels.attributes]
+        if not words and own.is_empty():
             return LABELS.empty()
-        wanted = (
-            pl.concat([new, repairable])
-            .to_frame("sample_id")
-            .join(pl.DataFrame(words, schema={"label": pl.String, "value": pl.String}, orient="row"), how="cross")
-        )
+        due = pl.concat([new, repairable]).to_frame("sample_id")
+        wanted = due.join(pl.DataFrame(words, schema=own.drop("sample_id").schema, orient="row"), how="cross")
+        mine = own.join(due, on="sample_id", how="semi").join(wanted, on=["sample_id", "label"], how="anti")
+        wanted = pl.concat([wanted, mine])
         if repairable.len():
             had = self._lake.scan(LABELS).filter(_among(repairable)).select("sample_id", "label").collect()
             wanted = wanted.join(had, on=["sample_id", "label"], how="anti", maintain_order="left")
@@ -350,7 +354,7 @@ class _Run:
             sample_id="sample_id",
             label="label",
             value="value",
-            parent=pl.lit(None, dtype=pl.String),
+            parent="parent",
             removed=pl.lit(value=False),
             created_at=pl.lit(self._options.now, dtype=LABELS["created_at"].dtype),
         )
@@ -435,6 +439,11 @@ class _Stage:
     samples: bool = False
     verdicts_due: pl.Series | None = None
     verdicts: bool = False
+
+
+def _with_ids(labels: pl.DataFrame, ids: pl.Series) -> pl.DataFrame:
+    """The rows' own labels with the ids of their samples: `sample_id`, `label`, `value`, `parent`."""
+    return labels.select(ids.gather(labels["row"]).alias("sample_id"), "label", "value", "parent")
 
 
 def _ids(count: int) -> pl.Series:

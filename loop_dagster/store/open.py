@@ -9,6 +9,7 @@ from loop_dagster.settings import Settings
 from loop_dagster.store.artifacts import Artifacts
 from loop_dagster.store.attempts import Attempts
 from loop_dagster.store.calls import Calls
+from loop_dagster.store.datasets import Datasets
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.keys import Keys
 from loop_dagster.store.lake import Lake
@@ -38,6 +39,7 @@ class Store:
     keys: Keys
     calls: Calls
     sources: Sources
+    datasets: Datasets
 
 
 def open_store(settings: Settings | None = None) -> Store:
@@ -70,4 +72,5 @@ def store_over(settings: Settings, registry: Registry) -> Store:
         keys=Keys(registry),
         calls=Calls(registry),
         sources=Sources(registry),
+        datasets=Datasets(registry),
     )

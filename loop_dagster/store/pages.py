@@ -21,9 +21,28 @@ import uuid_utils
 
 from loop_dagster.rules import canonical
 from loop_dagster.rules.canonical import Json, Message, UnreadableJsonError, dump_bytes
-from loop_dagster.rules.redaction import Counts, Kind, redact_message, redact_value, redactions, suspect_expression
+from loop_dagster.rules.redaction import (
+    Counts,
+    Kind,
+    redact,
+    redact_message,
+    redact_value,
+    redactions,
+    suspect_expression,
+)
 from loop_dagster.rules.retention import imported_until
-from loop_dagster.rules.shapes import Flag, Refusal, Shape, Verdict, parse, plain_order, plain_verdict
+from loop_dagster.rules.shapes import (
+    REFUSALS,
+    Flag,
+    Refusal,
+    RowLabel,
+    Shape,
+    Verdict,
+    parse,
+    plain_order,
+    plain_verdict,
+)
+from loop_dagster.rules.tags import MAX_ON_SAMPLE
 from loop_dagster.tables import FEEDBACK, SAMPLES
 
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
@@ -53,6 +72,8 @@ class Options:
     now: datetime
     model: str | None = None
     default_feedback: str | None = None
+    #: Tags and keys of attributes that the call puts on every row: they count among the 32 of each.
+    words: frozenset[str] = frozenset()
 
 
 class _Row(NamedTuple):
@@ -67,6 +88,7 @@ class _Row(NamedTuple):
     tools: bytes | None = None
     offered: list[Json] | None = None
     right: bytes | None = None
+    labels: tuple[RowLabel, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,6 +107,7 @@ class _Columns:
     tools: list[bytes | None]
     offered: list[list[Json] | None]
     rights: list[bytes | None]
+    labels: list[tuple[RowLabel, ...]]
 
     @classmethod
     def of(cls, lines: list[int], positions: list[int], identities: list[str], rows: list[_Row]) -> _Columns:
@@ -97,12 +120,14 @@ class Page:
     """Rows that become samples, in the order given, and the refusals of the others.
 
     `samples` has the columns of SAMPLES. `verdicts` has one row per sample: `sample_id`, `verdict` (null where the row
-    brings none), `right_answer`, `right_key`, `right_bytes`. `redactions` maps a row's index to its counts. Flags and
+    brings none), `right_answer`, `right_key`, `right_bytes`. `labels` are the rows' own: `row` (index in `samples`),
+    `label`, `value`, `parent`. `redactions` maps a row's index to its counts. Flags and
     refusals begin with position and line.
     """
 
     samples: pl.DataFrame
     verdicts: pl.DataFrame
+    labels: pl.DataFrame
     lines: list[int]
     shapes: list[Shape]
     flags: list[tuple[int, int, Flag]]
@@ -136,7 +161,7 @@ def decode_page(inputs: Iterable[Input], options: Options) -> Decoded:
         if not decoded:
             became = TOO_LARGE if value is None else _plain_row(value, verdict) if value else NO_END
         if became is None:
-            became = _row(item, options.default_feedback)
+            became = _row(item, options)
         if isinstance(became, Refusal):
             refusals.append((position, line, became))
             continue
@@ -161,7 +186,19 @@ def build_page(decoded: Decoded, options: Options) -> Page:
     samples, verdicts = _keyed(columns, texts, options)
     places = zip(columns.positions, columns.lines, columns.flags, strict=True)
     flags = [(position, line, flag) for position, line, flag in places if flag is not None]
-    return Page(samples, verdicts, columns.lines, columns.shapes, flags, decoded.refusals, redacted)
+    return Page(
+        samples, verdicts, _own_labels(columns.labels), columns.lines, columns.shapes, flags, decoded.refusals, redacted
+    )
+
+
+def _own_labels(labels: list[tuple[RowLabel, ...]]) -> pl.DataFrame:
+    rows = [
+        (row, one.label, None if one.value is None else redact(one.value)[0], one.parent)
+        for row, own in enumerate(labels)
+        for one in own
+    ]
+    schema = {"row": pl.Int64, "label": pl.String, "value": pl.String, "parent": pl.String}
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 #: What begins every message but the first in the canonical text of plain messages, and stands nowhere else in it: in a
@@ -200,13 +237,15 @@ def _plain_row(value: bytes | str, verdict: Verdict | None) -> tuple[bytes, _Row
     return whole, _Row(messages, whole[end + 1 : -2], b"\x1e".join(prompt), verdict, "messages", flag)
 
 
-def _row(item: Input, default_feedback: str | None) -> tuple[bytes, _Row] | Refusal:
+def _row(item: Input, options: Options) -> tuple[bytes, _Row] | Refusal:
     """Canonical bytes of any row, and what it becomes."""
     try:
         row = canonical.spelled(item.value) if item.decoded else canonical.loads(item.value)
-        parsed = parse(row, default_feedback=default_feedback)
+        parsed = parse(row, default_feedback=options.default_feedback)
         if isinstance(parsed, Refusal):
             return parsed
+        if parsed.labels and len({*options.words, *(one.label for one in parsed.labels)}) > MAX_ON_SAMPLE:
+            return Refusal("too_many_labels", REFUSALS["too_many_labels"])
         return dump_bytes(row), _Row(
             messages=dump_bytes(parsed.messages),
             answer=_dumped(parsed.answer),
@@ -217,6 +256,7 @@ def _row(item: Input, default_feedback: str | None) -> tuple[bytes, _Row] | Refu
             tools=_dumped(parsed.tools),
             offered=parsed.tools,
             right=_dumped(parsed.right),
+            labels=parsed.labels,
         )
     except UnreadableJsonError as error:
         return Refusal(error.code, error.sentence)

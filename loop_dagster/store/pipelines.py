@@ -18,12 +18,13 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from loop_dagster.errors import BadRequest, NotFound, Refused, RevisionMismatch
+from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.states import TERMINAL
 from loop_dagster.rules.tags import slug
 from loop_dagster.store.attempts import Attempts
 from loop_dagster.store.registry import Registry, insert_new
-from loop_dagster.store.schema import attempts, live, pipeline_revisions, pipelines, sources
+from loop_dagster.store.schema import attempts, datasets, live, pipeline_revisions, pipelines, sources
 
 MAX_NAME: Final = 80
 
@@ -52,6 +53,8 @@ class Pipeline:
     created_at: datetime
     updated_at: datetime
     deleted_at: datetime | None
+    #: Conditions of its datasets, where they are not those of today: as an attempt froze them.
+    frozen_datasets: tuple[DatasetConditions, ...] | None = None
 
     @property
     def live_name(self) -> str:
@@ -137,6 +140,7 @@ class Pipelines:
         """
         now = now or datetime.now(UTC)
         with self.registry.write() as connection:
+            lock_datasets(self.registry, connection)
             return self._create(
                 connection,
                 name,
@@ -170,6 +174,7 @@ class Pipelines:
         """
         now = now or datetime.now(UTC)
         with self.registry.write() as connection:
+            lock_datasets(self.registry, connection)
             pipeline = self._find(connection, ref, lock=True)
             if expected_revision is not None and expected_revision != pipeline.revision:
                 raise RevisionMismatch(pipeline.pipeline_id, expected_revision, pipeline.revision)
@@ -197,6 +202,7 @@ class Pipelines:
         wanted = settings_of(spec)
         pin: dict[str, Any] = {"model_id": str(model), "model_digest": model_digest, "now": now}
         with self.registry.write() as connection:
+            lock_datasets(self.registry, connection)
             found = self._named(connection, str(name), lock=True)
             if found is None:
                 self._create(connection, str(name), settings=wanted, enabled=enabled is not False, seed=None, **pin)
@@ -254,6 +260,20 @@ class Pipelines:
 
     # inside one transaction
 
+    def drop_dataset(self, connection: sa.Connection, dataset_id: str, now: datetime) -> tuple[Pipeline, ...]:
+        """Take a dataset off every pipeline that trains on it, in a transaction that holds `lock_datasets`."""
+        dropped = []
+        for row in self._rows(connection):
+            pipeline = _pipeline(row)
+            if pipeline.deleted_at is None and dataset_id in pipeline.settings.datasets:
+                locked = self._find(connection, pipeline.pipeline_id, lock=True)
+                kept = [one for one in locked.settings.datasets if one != dataset_id]
+                without = locked.settings.merged({"datasets": kept})
+                dropped.append(
+                    self._save(connection, locked, without, name=None, model_id=None, model_digest=None, now=now)
+                )
+        return tuple(dropped)
+
     def _create(
         self,
         connection: sa.Connection,
@@ -268,6 +288,7 @@ class Pipelines:
     ) -> Pipeline:
         name, tag = _checked_name(name), slug(name)
         settings = settings or PipelineSettings()
+        self._check_datasets(connection, settings)
         row = {
             "workspace": self.registry.workspace,
             "pipeline_id": f"{tag}-{secrets.token_hex(2)}",
@@ -322,6 +343,7 @@ class Pipelines:
                 )
             changes |= {"model_id": model_id or pipeline.model_id, "model_digest": digest}
         if settings != pipeline.settings:
+            self._check_datasets(connection, settings)
             changes["settings"] = settings.to_json()
         if not changes:
             return pipeline
@@ -361,6 +383,18 @@ class Pipelines:
                 created_at=pipeline.updated_at,
             )
         )
+
+    def _check_datasets(self, connection: sa.Connection, settings: PipelineSettings) -> None:
+        """Raise NotFound for the first dataset of the settings that is not there."""
+        if not settings.datasets:
+            return
+        query = sa.select(datasets.c.dataset_id).where(
+            datasets.c.workspace == self.registry.workspace, datasets.c.dataset_id.in_(settings.datasets)
+        )
+        there = set(connection.execute(query).scalars())
+        missing = next((one for one in settings.datasets if one not in there), None)
+        if missing is not None:
+            raise NotFound("dataset", missing)
 
     def _switch_on_source(self, connection: sa.Connection, tag: str, now: datetime) -> None:
         """The source of the tag's name, recording and stamping the tag; what else it was set to stays."""
@@ -416,6 +450,11 @@ class Pipelines:
         words = {row[column].lower(): row["tag"] for row in known for column in ("pipeline_id", "tag", "name")}
         near = difflib.get_close_matches(lowered, words, n=3, cutoff=0.6)
         raise NotFound("pipeline", ref, list(dict.fromkeys(words[word] for word in near)))
+
+
+def lock_datasets(registry: Registry, connection: sa.Connection, *, shared: bool = True) -> None:
+    """Until the transaction ends no dataset is deleted; not `shared`: nor is one given to a pipeline. Take it first."""
+    registry.lock(connection, f"datasets/{registry.workspace}", shared=shared)
 
 
 def name_key(name: str) -> str:

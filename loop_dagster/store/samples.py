@@ -71,12 +71,12 @@ class Samples:
         ids = lessons.get_column("sample_id")
         frames = self.whole()
         samples = (
-            frames.samples.filter(_among(ids))
+            frames.samples.filter(among(ids))
             .select("sample_id", "messages", "tools", "answer", "answer_key")
             .collect()
         )
         corrections = (
-            frames.feedback.filter(_among(ids) & pl.col("right_answer").is_not_null())
+            frames.feedback.filter(among(ids) & pl.col("right_answer").is_not_null())
             .select("sample_id", "right_key", pl.col("right_answer").alias("correction"))
             .unique(subset=["sample_id", "right_key"])
             .collect()
@@ -127,7 +127,7 @@ class Samples:
         return frame
 
 
-def _among(ids: pl.Series) -> pl.Expr:
+def among(ids: pl.Series) -> pl.Expr:
     """Membership with the smallest and largest id, so that Delta's statistics prune files (ids are UUIDv7)."""
     if ids.is_empty():
         return pl.lit(False)

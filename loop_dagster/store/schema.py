@@ -318,3 +318,20 @@ idempotent_calls = sa.Table(
     sa.PrimaryKeyConstraint("workspace", "call_key"),
     sa.Index("ix_idempotent_calls_created_at", "workspace", "created_at"),
 )
+
+#: Saved sets of conditions. A name is free again once its dataset is deleted.
+datasets = sa.Table(
+    "datasets",
+    metadata,
+    _workspace(),
+    sa.Column("dataset_id", sa.String(36), nullable=False),
+    sa.Column("name", sa.String(80), nullable=False),
+    sa.Column("name_key", sa.String(200), nullable=False),  # folded name
+    sa.Column("conditions", Json, nullable=False),  # rules/conditions.py `DatasetConditions`
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("created_by", sa.String(80)),  # the key that saved it; null for the command line
+    sa.Column("created_at", Utc, nullable=False),
+    sa.Column("updated_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace", "dataset_id"),
+    sa.UniqueConstraint("workspace", "name_key"),
+)

@@ -49,8 +49,12 @@ class Measured:
     uncounted: pl.DataFrame
 
 
-def scope_of(pipeline: Pipeline) -> Scope:
-    return Scope(own_tag=pipeline.tag, seed=pipeline.seed, settings=pipeline.settings)
+def scope_of(store: Store, pipeline: Pipeline) -> Scope:
+    """What the pipeline selects by: its datasets as they are now, or as the attempt froze them."""
+    datasets = pipeline.frozen_datasets
+    if datasets is None:
+        datasets = tuple(one.conditions for one in store.datasets.get_many(pipeline.settings.datasets))
+    return Scope(own_tag=pipeline.tag, seed=pipeline.seed, settings=pipeline.settings, datasets=datasets)
 
 
 def history_of(store: Store, pipeline: Pipeline, *, before: int | None = None) -> History:
@@ -111,7 +115,7 @@ def measure(
     `keys` are frames that a pass over many pipelines read once.
     """
     keys = keys or store.samples.keys()
-    scope = scope_of(pipeline)
+    scope = scope_of(store, pipeline)
     nothing = pl.DataFrame(schema=PAIR_SCHEMA)
     unfit, uncounted = _unfit(store, keys, scope, length, now) if length else (nothing, nothing)
     selection = select(
@@ -128,7 +132,7 @@ def measure(
 
 def uncounted_pairs(store: Store, pipeline: Pipeline, length: Length, now: datetime) -> pl.DataFrame:
     """Pairs (`sample_id`, `right_key`) that the pipeline selects, may be too long, and nobody has counted yet."""
-    return _unfit(store, store.samples.keys(), scope_of(pipeline), length, now)[1]
+    return _unfit(store, store.samples.keys(), scope_of(store, pipeline), length, now)[1]
 
 
 def keep_counts(store: Store, length: Length, counts: Mapping[tuple[str, int], int]) -> None:
@@ -200,4 +204,8 @@ def _counts(store: Store, length: Length, pairs: pl.DataFrame) -> pl.DataFrame:
 def trained_on(attempt: Attempt) -> dict[str, object]:
     """What the attempt selected by, as it was when it opened (`TrainedOn`)."""
     settings = attempt.frozen["settings"]
-    return {"tags": attempt.frozen["tags"], "conditions": settings["conditions"], "datasets": []}
+    return {
+        "tags": attempt.frozen["tags"],
+        "conditions": settings["conditions"],
+        "datasets": attempt.frozen.get("datasets", []),
+    }

@@ -78,7 +78,7 @@ def test_the_short_way_of_a_plain_row_gives_the_bytes_of_the_long_way(
     except UnicodeEncodeError:
         return
     short = pages._plain_row(line, plain_verdict(default))
-    long = pages._row(Input(0, 1, line), default)
+    long = pages._row(Input(0, 1, line), pages.Options("app", "i", NOW, default_feedback=default))
     assert short is None or short == long
     plain = all(
         isinstance(turn, dict) and set(turn) == {"role", "content"} and isinstance(turn["content"], str)

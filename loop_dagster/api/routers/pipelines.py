@@ -27,7 +27,7 @@ router = APIRouter(prefix="/api/loop/pipelines", tags=["pipelines"])
 
 #: Fields of a body that are settings of the same name.
 _SETTINGS: Final = (
-    *("use_case", "tags", "conditions", "holdout", "training", "train_when", "promotion", "max_versions"),
+    *("use_case", "tags", "datasets", "conditions", "holdout", "training", "train_when", "promotion", "max_versions"),
 )
 #: Fields that null means nothing for.
 _NEVER_NULL: Final = ("name", "model", "enabled", "holdout", "auto_scoring", "workspace_id", "expected_revision")
@@ -73,8 +73,6 @@ class PipelineBody(Body):
                 raise BadRequest(f"{name} must not be null: leave it out to keep it.", field=name)
         if self.challenger_model is not None:
             raise NotBuilt("A second model (challenger_model)")
-        if self.datasets:
-            raise NotFound("dataset", self.datasets[0])  # none can be made yet
         if self.workspace_id is not None and self.workspace_id != caller.store.registry.workspace:
             raise NotFound("workspace", self.workspace_id)
 

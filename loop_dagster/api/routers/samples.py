@@ -21,7 +21,7 @@ from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
 from loop_dagster.api.finding import Filters, find
 from loop_dagster.api.routers.feedback import verdict_of
 from loop_dagster.api.rows.samples import read_sample, trace, trace_in_full
-from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.errors import BadRequest
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
 from loop_dagster.rules.recording import is_kept
@@ -182,10 +182,8 @@ def list_traces(
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> dict[str, Any]:
     """Samples, the newest first, a page at a time; filters add up. With `pipeline`, each with its state there."""
-    if dataset is not None:
-        if pipeline is not None:
-            raise BadRequest("dataset cannot be combined with pipeline.", field="dataset")
-        raise NotFound("dataset", dataset)  # none can be made yet
+    if dataset is not None and pipeline is not None:
+        raise BadRequest("dataset cannot be combined with pipeline.", field="dataset")
     if split is not None and attempt is None:
         raise BadRequest("split needs attempt: it says which samples of an attempt.", field="split")
     filters = Filters(
@@ -205,6 +203,7 @@ def list_traces(
         attempt=attempt,
         split=split,
         judge=judge,
+        dataset=None if dataset is None else caller.store.datasets.get(dataset).conditions,
         text=q,
     )
     found = find(caller.store, filters, now(), limit=limit, offset=offset)

@@ -16,6 +16,7 @@ import polars as pl
 
 from loop_dagster.api.gaps import unknown
 from loop_dagster.api.rows.attempts import active_run, cents_of, pipeline_attempt, pipeline_version
+from loop_dagster.api.rows.datasets import dataset_refs
 from loop_dagster.errors import ArtifactTorn, NotFound
 from loop_dagster.opening import MODEL_ERRORS, base_of, counted
 from loop_dagster.rules.minimums import HOLDOUT_MINIMUM, Minimum
@@ -152,6 +153,7 @@ def _row(
     return {
         **row,
         **unknown("Pipeline"),
+        "datasets": dataset_refs(store, settings.datasets),
         "base_model_revision": pipeline.model_digest or "",
         "paused_reason": pipeline.paused_reason if pipeline.paused_reason in _PAUSED else None,
         "promotion": {"policy": settings.promotion.policy, "k": settings.promotion.k},
