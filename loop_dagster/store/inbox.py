@@ -24,11 +24,11 @@ import sqlalchemy as sa
 from loop_dagster.errors import BadRequest, NotFound
 from loop_dagster.store.registry import Registry, insert_many_new, insert_new
 from loop_dagster.store.schema import batches, inbox, tombstones
+from loop_dagster.store.waiting import TABLES, Waiting, frame_of
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES, Column, Table
 
 Row = Mapping[str, object]
 
-TABLES: Final[Mapping[str, Table]] = {table.name: table for table in (SAMPLES, FEEDBACK, LABELS)}
 #: Column that names a row in the inbox: the identity of a sample, the id of everything else.
 ROW_KEYS: Final[Mapping[str, str]] = {"samples": "identity", "feedback": "feedback_id", "labels": "label_id"}
 #: Most rows of one batch, so that a long outage of the lake does not end in one huge commit.
@@ -55,6 +55,14 @@ class Put(NamedTuple):
     stored: bool
 
 
+class NewSample(NamedTuple):
+    """A sample on its way in, with what rides along."""
+
+    row: Row
+    feedback: Sequence[Row] = ()
+    labels: Sequence[Row] = ()
+
+
 class Pending(NamedTuple):
     """Rows that have not left the inbox, and when the oldest of them came (None when there is none)."""
 
@@ -67,6 +75,7 @@ class Inbox:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        self._waiting = Waiting(registry)
 
     # writing
 
@@ -110,10 +119,59 @@ class Inbox:
                 insert_many_new(connection, inbox, entries[1:])
                 return Put(sample_id, True)
 
-    def put(self, *, feedback: Sequence[Row] = (), labels: Sequence[Row] = (), now: datetime | None = None) -> None:
+    def put_samples(
+        self,
+        samples: Sequence[NewSample],
+        *,
+        in_lake: Callable[[Collection[str]], Mapping[str, str]],
+        now: datetime | None = None,
+    ) -> list[Put]:
+        """`put_sample` for several at once, in one transaction; `in_lake` gives those of the identities that it has.
+
+        Two with one identity are the first and its repeat.
+        """
+        wanted = [
+            [self._entry(SAMPLES, one.row, now), *self._entries(one.feedback, one.labels, now)] for one in samples
+        ]
+        keys = list(dict.fromkeys(entries[0]["row_key"] for entries in wanted))
+        while True:
+            waiting = self.identities(keys)
+            with self.registry.read() as connection:
+                drained = self._last_finished(connection)
+            found = in_lake([key for key in keys if key not in waiting])
+            with self.registry.write() as connection:
+                self._lock(connection, shared=True)
+                if self._last_finished(connection) != drained:
+                    continue  # as in put_sample
+                dead = self._dead(connection, found.values())
+                puts = [self._put_one(connection, entries, found, dead) for entries in wanted]
+            if None not in puts:
+                return [put for put in puts if put is not None]
+
+    def _put_one(
+        self, connection: sa.Connection, entries: list[dict[str, Any]], found: Mapping[str, str], dead: set[str]
+    ) -> Put | None:
+        """One sample of a batch; None when the first one vanished between two statements: look again."""
+        identity, sample_id = entries[0]["row_key"], entries[0]["sample_id"]
+        if identity in found and found[identity] not in dead:
+            return Put(found[identity], found[identity] == sample_id)
+        if insert_new(connection, inbox, entries[0]):
+            insert_many_new(connection, inbox, entries[1:])
+            return Put(sample_id, True)
+        first = self._waiting_id(connection, identity)
+        return None if first is None else Put(first, first == sample_id)
+
+    def put(
+        self,
+        *,
+        feedback: Sequence[Row] = (),
+        labels: Sequence[Row] = (),
+        now: datetime | None = None,
+        then: Callable[[sa.Connection], None] | None = None,
+    ) -> None:
         """Store feedback and labels together or not at all. An id that is there already is not stored twice.
 
-        Raises NotFound when one is about a sample that was deleted, BadRequest as in put_sample.
+        `then` writes what belongs to it, in the same transaction. Raises NotFound when one is about a sample that was deleted, BadRequest as in put_sample.
         """
         entries = self._entries(feedback, labels, now)
         with self.registry.write() as connection:
@@ -122,6 +180,18 @@ class Inbox:
             if dead:
                 raise NotFound("sample", min(dead))
             insert_many_new(connection, inbox, entries)
+            if then is not None:
+                then(connection)
+
+    def put_feedback_in(
+        self, connection: sa.Connection, rows: Sequence[Row], *, now: datetime | None = None
+    ) -> set[str]:
+        """Store feedback inside the caller's transaction, and none on a deleted sample; returns the ids of these."""
+        entries = self._entries(rows, (), now)
+        self._lock(connection, shared=True)
+        dead = self._dead(connection, {entry["sample_id"] for entry in entries})
+        insert_many_new(connection, inbox, [entry for entry in entries if entry["sample_id"] not in dead])
+        return dead
 
     def put_feedback(self, rows: Sequence[Row], *, now: datetime | None = None) -> None:
         """`put` for feedback alone."""
@@ -142,7 +212,13 @@ class Inbox:
 
     def waiting_frames(self) -> dict[str, pl.DataFrame]:
         """Every row that has not left the inbox, by table name, in the declared columns and in the order they came."""
-        return self._frames(self._mine())
+        return self._waiting.frames()
+
+    def of_sample(self, sample_id: str) -> tuple[bool, dict[str, pl.DataFrame]]:
+        """Whether a sample is deleted, and every row of it that has not left the inbox, as `waiting_frames`."""
+        with self.registry.read() as connection:
+            dead = bool(self._dead(connection, [sample_id]))
+            return dead, self._read(connection, sa.and_(self._mine(), inbox.c.sample_id == sample_id))
 
     def identities(self, identities: Collection[str]) -> dict[str, str]:
         """Those of the identities whose sample waits here, with the sample's id."""
@@ -287,12 +363,15 @@ class Inbox:
         return found
 
     def _frames(self, where: sa.ColumnElement[bool]) -> dict[str, pl.DataFrame]:
-        query = sa.select(inbox.c.table_name, inbox.c.payload).where(where).order_by(inbox.c.id)
-        rows: dict[str, list[dict[str, object]]] = {name: [] for name in TABLES}
         with self.registry.read() as connection:
-            for table_name, payload in connection.execute(query):
-                rows[table_name].append(payload)
-        return {name: _frame(TABLES[name], payloads) for name, payloads in rows.items()}
+            return self._read(connection, where)
+
+    def _read(self, connection: sa.Connection, where: sa.ColumnElement[bool]) -> dict[str, pl.DataFrame]:
+        rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        query = sa.select(inbox.c.table_name, inbox.c.payload).where(where).order_by(inbox.c.id)
+        for table_name, payload in connection.execute(query):
+            rows[table_name].append(payload)
+        return {name: frame_of(TABLES[name], payloads) for name, payloads in rows.items()}
 
     def _entries(self, feedback: Sequence[Row], labels: Sequence[Row], now: datetime | None) -> list[dict[str, Any]]:
         pairs = ((FEEDBACK, feedback), (LABELS, labels))
@@ -360,12 +439,3 @@ def _encodes(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _frame(table: Table, payloads: list[dict[str, object]]) -> pl.DataFrame:
-    times = [column.name for column in table.columns if column.kind == "time"]
-    for payload in payloads:
-        for name in times:
-            moment = payload[name]
-            payload[name] = None if moment is None else datetime.fromisoformat(str(moment))
-    return table.frame(payloads)

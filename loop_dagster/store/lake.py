@@ -13,7 +13,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -146,6 +146,12 @@ class Lake:
         if mark is not None and mark[0] == f"{handle.version():020d}.json":
             self._snapshots[table.name] = found
         return found
+
+    def scan_files(self, table: Table, names: Sequence[str]) -> pl.LazyFrame:
+        """All rows of some of a snapshot's files, in the declared columns; names are as the snapshot has them."""
+        places = [f"{self.path(table)}/{name}" for name in names]
+        options = {"storage_options": self._options} if self._options else {}
+        return pl.scan_parquet(places, glob=False, **options).select(list(table.schema))  # type: ignore[arg-type]
 
     def version(self, table: Table) -> int | None:
         """The newest Delta version, None while the table does not exist."""

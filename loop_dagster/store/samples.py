@@ -9,13 +9,14 @@ moves from the inbox to the lake meanwhile is then seen in one of them or in bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from loop_dagster.rules.feedback import COLUMNS as FEEDBACK_COLUMNS
 from loop_dagster.rules.selection import SAMPLE_COLUMNS
+from loop_dagster.store.identities import Identities
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.lake import Lake
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES, Table
@@ -47,6 +48,7 @@ class Samples:
     def __init__(self, lake: Lake, inbox: Inbox) -> None:
         self._lake = lake
         self._inbox = inbox
+        self._identities = Identities(lake)
 
     def keys(self) -> KeyFrames:
         """Every column but text of the three tables, one row per id."""
@@ -59,7 +61,15 @@ class Samples:
         return KeyFrames(samples=frames[SAMPLES.name], feedback=frames[FEEDBACK.name], labels=frames[LABELS.name])
 
     def count(self) -> int:
-        return int(self.keys().samples.select(pl.len()).collect().item())
+        """How many samples there are: what the lake's log says, and a look at the few that wait or are deleted."""
+        dead = pl.Series(self._inbox.tombstones(), dtype=pl.String)
+        waiting = self._inbox.waiting_frames()[SAMPLES.name].get_column("sample_id")
+        waiting = waiting.filter(~waiting.is_in(dead.implode()))
+        lake = self._lake.snapshot(SAMPLES)
+        if lake is None:
+            return waiting.len()
+        there = sum(_there(lake.frame, "sample_id", ids).len() for ids in (waiting, dead))
+        return lake.rows + waiting.len() - there
 
     def lesson_texts(self, lessons: pl.DataFrame) -> pl.DataFrame:
         """Texts of what each sample teaches, in the order of `lessons`.
@@ -71,9 +81,7 @@ class Samples:
         ids = lessons.get_column("sample_id")
         frames = self.whole()
         samples = (
-            frames.samples.filter(among(ids))
-            .select("sample_id", "messages", "tools", "answer", "answer_key")
-            .collect()
+            frames.samples.filter(among(ids)).select("sample_id", "messages", "tools", "answer", "answer_key").collect()
         )
         corrections = (
             frames.feedback.filter(among(ids) & pl.col("right_answer").is_not_null())
@@ -91,20 +99,37 @@ class Samples:
 
     def find_identity(self, identity: str) -> str | None:
         """Id of the sample in the lake that has this identity, None if there is none."""
-        found = self._lake.scan(SAMPLES).filter(pl.col("identity") == identity).select("sample_id").collect()
-        return str(found.item(0, 0)) if found.height else None
+        return self._identities.find([identity]).get(identity)
+
+    def find_identities(self, identities: Collection[str]) -> dict[str, str]:
+        """Those of the identities that the lake has, with the ids of their samples."""
+        return self._identities.find(identities)
 
     def get(self, sample_id: str) -> dict[str, object] | None:
-        """One sample with its text, its feedback (oldest first) and its labels; None if it is not there."""
-        frames = self.whole()
-        here = pl.col("sample_id") == sample_id
-        rows = frames.samples.filter(here).collect().to_dicts()
+        """One sample with its text, its feedback (oldest first) and its labels; None if it is not there.
+
+        Cheap, however many there are: one that waits in the inbox is read by its id alone, since nothing about it can
+        have left before it, and of the lake statistics leave one stretch of rows.
+        """
+        dead, waiting = self._inbox.of_sample(sample_id)
+        if dead:
+            return None
+        found = waiting
+        if waiting[SAMPLES.name].is_empty():
+            here = pl.col("sample_id") == sample_id
+            tables = (SAMPLES, FEEDBACK, LABELS)
+            stored = pl.collect_all([self._lake.scan(table).filter(here) for table in tables])
+            found = {
+                table.name: pl.concat([rows, waiting[table.name]]).unique(table.key[0], maintain_order=True)
+                for table, rows in zip(tables, stored, strict=True)
+            }
+        rows = found[SAMPLES.name].to_dicts()
         if not rows:
             return None
         return {
             **rows[0],
-            "feedback": frames.feedback.filter(here).sort("created_at", "feedback_id").collect().to_dicts(),
-            "labels": frames.labels.filter(here).sort("created_at", "label_id").collect().to_dicts(),
+            "feedback": found[FEEDBACK.name].sort("created_at", "feedback_id").to_dicts(),
+            "labels": found[LABELS.name].sort("created_at", "label_id").to_dicts(),
         }
 
     def _frames(self, *, text: bool) -> dict[str, pl.LazyFrame]:
@@ -116,21 +141,27 @@ class Samples:
 
     def _frame(self, table: Table, waiting: pl.DataFrame, dead: Sequence[str], text: bool) -> pl.LazyFrame:
         columns = [column.name for column in table.columns if text or column.kind != "text" or column.name in _KEYS]
-        frame = self._lake.scan(table).select(columns)
-        key = table.key[0]
+        lake = self._lake.scan(table)
+        frame = lake.select(columns)
         if waiting.height:
-            frame = pl.concat(
-                [frame.filter(~pl.col(key).is_in(waiting.get_column(key).implode())), waiting.lazy().select(columns)]
-            )
+            # Rows never change, so of one that is in both places either may count; to look for the few that wait is
+            # cheaper than to compare all that do not.
+            key = table.key[0]
+            there = _there(lake, key, waiting.get_column(key))
+            only = waiting.filter(~pl.col(key).is_in(there.implode())) if there.len() else waiting
+            frame = pl.concat([frame, only.lazy().select(columns)])
         if dead:
             frame = frame.filter(~pl.col("sample_id").is_in(list(dead)))
         return frame
 
 
-def among(ids: pl.Series) -> pl.Expr:
+def _there(lake: pl.LazyFrame, key: str, ids: pl.Series) -> pl.Series:
+    """Those of the ids that the lake has; no file is read for ids that are newer than all in it."""
+    return lake.filter(among(ids, key)).select(key).collect().get_column(key)
+
+
+def among(ids: pl.Series, key: str = "sample_id") -> pl.Expr:
     """Membership with the smallest and largest id, so that Delta's statistics prune files (ids are UUIDv7)."""
     if ids.is_empty():
         return pl.lit(False)
-    return pl.col("sample_id").is_between(pl.lit(ids.min()), pl.lit(ids.max())) & pl.col("sample_id").is_in(
-        ids.implode()
-    )
+    return pl.col(key).is_between(pl.lit(ids.min()), pl.lit(ids.max())) & pl.col(key).is_in(ids.implode())
