@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
+import sqlalchemy as sa
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -33,6 +34,8 @@ MAX_IDEMPOTENCY_KEY: Final = 255
 #: Seconds that a call waits for the answer of the same one under way; then it is told to come again.
 WAIT_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.05
+#: Keeps what a write gives as the answer of its Idempotency-Key, inside the transaction of the write.
+Keep = Callable[[sa.Connection, Any], None]
 
 
 class Stores:
@@ -82,6 +85,11 @@ class Caller:
     def may(self, scope: Scope) -> bool:
         return scope in self.key.scopes
 
+    def must(self, scope: Scope) -> None:
+        """Raise Forbidden when the key lacks `scope`."""
+        if not self.may(scope):
+            raise Forbidden(f"The key lacks the scope {scope}. `loop keys create --scope {scope}` makes one with it.")
+
     def once(
         self, sent: Sent, write: Callable[[], Any], *, status: int = 200, show: Callable[[Any], Any] | None = None
     ) -> JSONResponse:
@@ -89,11 +97,19 @@ class Caller:
 
         Only what was done is kept: a refusal wrote nothing, so sending it again asks anew. With `show`, what `write`
         gives is kept and `show` makes the answer of it each time: so no text of a sample is kept beside the sample.
+        A process killed between the write and the answer leaves a write that a repeat does again: it must be safe to
+        do twice or refuse the second time. Where neither holds, `once_in`.
         """
+        return self.once_in(sent, lambda _keep: write(), status=status, show=show)
+
+    def once_in(
+        self, sent: Sent, write: Callable[[Keep], Any], *, status: int = 200, show: Callable[[Any], Any] | None = None
+    ) -> JSONResponse:
+        """`once` for a write that calls `keep` with what it gives in its own transaction: both are there, or none."""
         shown = show or (lambda done: done)
         name = self.request.headers.get("idempotency-key")
         if name is None:
-            return JSONResponse(shown(write()), status)
+            return JSONResponse(shown(write(lambda _connection, _done: None)), status)
         if not (1 <= len(name) <= MAX_IDEMPOTENCY_KEY and name.isascii() and name.isprintable()):
             raise BadRequest(
                 f"An Idempotency-Key has 1 to {MAX_IDEMPOTENCY_KEY} printable ASCII characters.",
@@ -103,12 +119,21 @@ class Caller:
         turn = self._turn(name, self._fingerprint(sent))
         if isinstance(turn, Answered):
             return JSONResponse(shown(turn.answer), turn.status, {"Idempotent-Replayed": "true"})
+        kept = False
+
+        def keep(connection: sa.Connection, done: Any) -> None:
+            nonlocal kept
+            calls.settle_in(connection, turn, status, done)
+            kept = True
+
         try:
-            done = write()
+            with calls.under_way(turn):
+                done = write(keep)
         except BaseException:
             calls.release(turn)
             raise
-        calls.settle(turn, status, done)
+        if not kept:
+            calls.settle(turn, status, done)
         return JSONResponse(shown(done), status)
 
     def _turn(self, name: str, fingerprint: str) -> Turn | Answered:
@@ -137,20 +162,26 @@ def needs(scope: Scope | None) -> Callable[[Request], Coroutine[Any, Any, Caller
     """A dependency: the caller, if the key has `scope` (None: any). Raises Unauthorized, Forbidden, BadRequest."""
 
     async def caller(request: Request) -> Caller:
-        _check_address(request)
+        check_address(request)
         stores: Stores = request.app.state.stores
-        text = _key_text(request)
+        text = key_text(request)
         key = await run_in_threadpool(stores.home.keys.find, text) if text else None
         if key is None:
             raise Unauthorized
-        workspace = request.headers.get("x-workspace-id") or (key.workspaces[0] if len(key.workspaces) == 1 else None)
-        if workspace is not None and workspace not in key.workspaces:
-            raise Forbidden("The key is not bound to the workspace in X-Workspace-ID.")
-        if scope is not None and scope not in key.scopes:
-            raise Forbidden(f"The key lacks the scope {scope}. `loop keys create --scope {scope}` makes one with it.")
-        return Caller(key, stores, workspace, request)
+        found = caller_of(request, stores, key)
+        if scope is not None:
+            found.must(scope)
+        return found
 
     return caller
+
+
+def caller_of(request: Request, stores: Stores, key: ApiKey) -> Caller:
+    """The caller that shows `key`. Raises Forbidden for a workspace that the key is not bound to."""
+    workspace = request.headers.get("x-workspace-id") or (key.workspaces[0] if len(key.workspaces) == 1 else None)
+    if workspace is not None and workspace not in key.workspaces:
+        raise Forbidden("The key is not bound to the workspace in X-Workspace-ID.")
+    return Caller(key, stores, workspace, request)
 
 
 Reader = Annotated[Caller, Depends(needs("loop:read"))]
@@ -160,7 +191,8 @@ AnyKey = Annotated[Caller, Depends(needs(None))]
 Unread = Annotated[Sent, Depends(read)]
 
 
-def _key_text(request: Request) -> str | None:
+def key_text(request: Request) -> str | None:
+    """The key that a request shows; None when it shows none."""
     text = request.headers.get("x-api-key")
     if text is None:
         kind, _, rest = request.headers.get("authorization", "").partition(" ")
@@ -168,7 +200,7 @@ def _key_text(request: Request) -> str | None:
     return text.strip() or None
 
 
-def _check_address(request: Request) -> None:
+def check_address(request: Request) -> None:
     """Raise BadRequest for what no database takes as a text."""
     if any("\0" in value for pair in request.query_params.multi_items() for value in pair):
         raise BadRequest("A parameter of the address holds the character U+0000.")

@@ -171,7 +171,8 @@ class Inbox:
     ) -> None:
         """Store feedback and labels together or not at all. An id that is there already is not stored twice.
 
-        `then` writes what belongs to it, in the same transaction. Raises NotFound when one is about a sample that was deleted, BadRequest as in put_sample.
+        `then` writes what belongs to it, in the same transaction. Raises NotFound when one is about a sample that was
+        deleted, BadRequest as in put_sample.
         """
         entries = self._entries(feedback, labels, now)
         with self.registry.write() as connection:

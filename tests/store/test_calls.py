@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -60,3 +62,28 @@ def test_a_turn_that_was_lost_is_taken_over_and_its_late_answer_dropped(registry
         calls.begin("key", "name", "print", now=NOW + TURN)
     calls.settle(taken, 200, "in time")
     assert calls.begin("key", "name", "print", now=NOW + TURN) == Answered(200, "in time")
+
+
+def test_a_long_write_keeps_its_turn(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loop_dagster.store.calls._BEAT_S", 0.05)
+    calls = Calls(registry)
+    began = datetime.now(UTC) - TURN + timedelta(seconds=1)
+    turn = calls.begin("key", "name", "print", now=began)
+    assert isinstance(turn, Turn)
+    give_up = time.monotonic() + 20
+    with calls.under_way(turn):
+        while _created(registry) == began and time.monotonic() < give_up:
+            time.sleep(0.02)
+        with pytest.raises(CallUnderWay):
+            calls.begin("key", "name", "print", now=began + TURN)
+    calls.settle(turn, 200, "done")
+    while any(thread.name == "turns" for thread in threading.enumerate()) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    assert time.monotonic() < give_up, "the thread that beats did not end with the last call"
+    assert calls.begin("key", "name", "print", now=began + TURN) == Answered(200, "done")
+
+
+def _created(registry: Registry) -> datetime:
+    with registry.read() as connection:
+        found: datetime = connection.execute(sa.select(idempotent_calls.c.created_at)).scalar_one()
+    return found

@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from loop_dagster.api.bodies import Body, Sent, reader, schema_of
-from loop_dagster.api.calls import Reader, Unread, Writer, now
-from loop_dagster.api.rows.samples import Row, feedback_of, label_row, labels_of, read_sample, signal
+from loop_dagster.api.calls import Keep, Reader, Unread, Writer, now
+from loop_dagster.api.rows.samples import Row, feedback_of, label_row, labels_of, read_issued, read_sample, signal
 from loop_dagster.errors import BadRequest, NotFound
 from loop_dagster.rules.tags import tag
 from loop_dagster.store.giving import feedback_row, label_rows, removal_row
@@ -78,36 +78,37 @@ def give_signal(
     """Say what an answer was worth; the newest feedback of a person decides what the sample teaches."""
     sent, said = body
 
-    def write() -> dict[str, Any]:
+    def write(keep: Keep) -> dict[str, Any]:
         if said.source.strip().lower() != "human":
             raise BadRequest("source must be human: feedback given here is a person's.", field="source")
         right = said.correction if said.correction is not None else said.ground_truth
         verdict = verdict_of(said.verdict, right)
-        sample = read_sample(caller.store, trace_id)
-        moment = now()
-        row = feedback_row(trace_id, verdict, right, said.reason, moment)
+        sample = read_issued(caller.store, trace_id, now())
+        sample_id, moment = str(sample["sample_id"]), now()
+        row = feedback_row(sample_id, verdict, right, said.reason, moment)
         labels = label_rows(
-            trace_id,
+            sample_id,
             now=moment,
             labels=said.labels or (),
             attributes=said.attributes,
             parent=said.parent,
             already=labels_of(sample),
         )
-        caller.store.inbox.put(feedback=[row], labels=labels, now=moment)
-        return {"feedback_id": row["feedback_id"]}
+        done = {"feedback_id": row["feedback_id"]}
+        caller.store.inbox.put(feedback=[row], labels=labels, now=moment, then=lambda within: keep(within, done))
+        return done
 
     def show(done: Row) -> dict[str, Any]:
         rows = feedback_of(read_sample(caller.store, trace_id))
         return {"signal": next(signal(row) for row in rows if row["feedback_id"] == done["feedback_id"])}
 
-    return caller.once(sent, write, status=201, show=show)
+    return caller.once_in(sent, write, status=201, show=show)
 
 
 @router.get("/traces/{trace_id}/signals")
 def list_signals(caller: Reader, trace_id: str) -> dict[str, Any]:
     """Every verdict on one sample, the oldest first."""
-    return {"signals": [signal(row) for row in feedback_of(read_sample(caller.store, trace_id))]}
+    return {"signals": [signal(row) for row in feedback_of(read_issued(caller.store, trace_id, now()))]}
 
 
 @router.post("/traces/{trace_id}/labels", openapi_extra=schema_of(LabelBody))
@@ -117,7 +118,7 @@ def put_labels(
     """Put tags and attributes on a sample; an attribute has one value, the newest."""
     sent, said = body
 
-    def write() -> dict[str, Any]:
+    def write(keep: Keep) -> dict[str, Any]:
         if not said.labels and not said.attributes:
             raise BadRequest("labels or attributes is needed.", field="labels")
         rows = label_rows(
@@ -129,29 +130,30 @@ def put_labels(
             already=labels_of(read_sample(caller.store, trace_id)),
         )
         if rows:
-            caller.store.inbox.put(labels=rows, now=now())
+            caller.store.inbox.put(labels=rows, now=now(), then=lambda within: keep(within, {}))
         return {}
 
-    return caller.once(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
+    return caller.once_in(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
 
 
 @router.delete("/traces/{trace_id}/labels/{label}")
 def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: str | None = None) -> JSONResponse:
     """Take a tag off a sample, or with `key` the attribute that has this value."""
 
-    def write() -> dict[str, Any]:
+    def write(keep: Keep) -> dict[str, Any]:
         have = labels_of(read_sample(caller.store, trace_id))
         name = tag(key or label)
         found = have.get(name)
         if found is None or (found["value"] != label if key else found["value"] is not None):
             raise NotFound("label", label)
-        caller.store.inbox.put(labels=[removal_row(trace_id, name, now())], now=now())
+        row = removal_row(trace_id, name, now())
+        caller.store.inbox.put(labels=[row], now=now(), then=lambda within: keep(within, {}))
         return {}
 
     def show(_done: Row) -> dict[str, Any]:
         return {"deleted": True, **_labels(read_sample(caller.store, trace_id))}
 
-    return caller.once(sent, write, show=show)
+    return caller.once_in(sent, write, show=show)
 
 
 @router.get("/labels")
