@@ -8,12 +8,38 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from loop_dagster.rules.money import PRICE_DECIMALS, SCORING_CENTS
+
+
+class Upstream(BaseModel):
+    """A server that answers for models: where it is, its key, and how it wants to be shown the key.
+
+    `url` is the base that its own clients take, as in `https://api.openai.com/v1`; one without a path gets `/v1`.
+    `openai` shows the key as a bearer token, as vLLM and every compatible server takes it; `anthropic` in `x-api-key`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str
+    api_key: SecretStr | None = None
+    kind: Literal["openai", "anthropic"] = "openai"
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        clean = url.strip().rstrip("/")
+        parts = urlsplit(clean)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError("an upstream's url is the base of its API, as in https://api.openai.com/v1")
+        if parts.username or parts.password:
+            raise ValueError("an upstream's key belongs into api_key, not into its url")
+        return clean if parts.path else f"{clean}/v1"
 
 
 class Settings(BaseSettings):
@@ -22,7 +48,9 @@ class Settings(BaseSettings):
     `home` holds everything of an installation that `registry_url`, `lake_url` and `dagster_postgres_url` do not move.
     """
 
-    model_config = SettingsConfigDict(env_prefix="LOOP_", extra="forbid", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix="LOOP_", extra="forbid", validate_default=True, hide_input_in_errors=True
+    )
 
     home: Path = Field(default=Path(".loop"), description="folder that holds all state of this installation")
     workspace: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
@@ -61,6 +89,17 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8765, ge=1, le=65_535, description="the HTTP API")
 
+    upstreams: dict[str, Upstream] = Field(
+        default_factory=dict,
+        description="the gateway: model, or pattern with `*`, and the server that answers for it (docs/gateway.md)",
+    )
+    gateway_timeout_s: float = Field(
+        default=600.0, ge=1, le=86_400, description="seconds that an upstream may be silent before a call is given up"
+    )
+    gateway_wait_ms: float = Field(
+        default=20.0, ge=0, le=10_000, description="the longest that an answer waits for its sample id"
+    )
+
     drain_rows: int = Field(default=5_000, ge=1)
     drain_age_s: float = Field(default=60.0, gt=0)
 
@@ -76,6 +115,14 @@ class Settings(BaseSettings):
         given: dict[str, Any] = {**env_settings(), **init_settings()}
         home = Path(given.get("home", ".loop"))
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=home / "settings.yaml")
+
+    @field_validator("upstreams")
+    @classmethod
+    def _names(cls, upstreams: dict[str, Upstream]) -> dict[str, Upstream]:
+        for name in upstreams:
+            if not name.strip() or name.startswith("loop-"):
+                raise ValueError("upstreams are named by models; names that begin with loop- are the live versions'")
+        return upstreams
 
     @property
     def root(self) -> Path:

@@ -15,11 +15,13 @@ from fastapi.openapi.utils import get_openapi
 
 from loop_dagster.api import problems
 from loop_dagster.api.calls import Stores
+from loop_dagster.api.gateway.gateway import Gateway
 from loop_dagster.api.routers import (
     configs,
     datasets,
     evaluations,
     feedback,
+    gateway,
     imports,
     keys,
     not_built,
@@ -30,7 +32,19 @@ from loop_dagster.api.routers import (
 )
 from loop_dagster.store.open import Store, open_store
 
-ROUTERS = (keys, workspace, samples, feedback, configs, imports, datasets, pipelines, training_runs, evaluations)
+ROUTERS = (
+    keys,
+    workspace,
+    samples,
+    feedback,
+    configs,
+    imports,
+    datasets,
+    pipelines,
+    training_runs,
+    evaluations,
+    gateway,
+)
 TITLE = "The loop's API"
 
 
@@ -40,6 +54,7 @@ def create_app(store: Store) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await app.state.gateway.close()
         app.state.stores.close()
 
     app = FastAPI(
@@ -50,6 +65,7 @@ def create_app(store: Store) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.stores = Stores(store)
+    app.state.gateway = Gateway(app.state.stores)
     problems.install(app)
     app.include_router(_health)
     # What is not built stands first: its fixed addresses would else read as ids of a built route.
@@ -88,7 +104,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = {"description": "A failure", "content": problem}
-                operation["security"] = [{"key": []}, {"bearer": []}] if path.startswith("/api/") else []
+                operation["security"] = [{"key": []}, {"bearer": []}] if path.startswith(("/api/", "/v1/")) else []
         app.openapi_schema = found
     return app.openapi_schema
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from loop_dagster.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
+from loop_dagster.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, Conflict, LoopError, NotFound
 
 
 class Unauthorized(LoopError):
@@ -36,6 +36,54 @@ class PayloadTooLarge(LoopError):
     def __init__(self, most: int) -> None:
         super().__init__(
             f"The body is longer than the {most:,} bytes that this address takes. Nothing was stored.", most=most
+        )
+
+
+class UnknownModel(NotFound):
+    """No upstream of the settings answers for this model."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__("model", model)
+        self.message = (
+            f"No upstream answers for the model {model!r}. GET /v1/models lists what can be asked; `upstreams` in "
+            "settings.yaml names more (docs/gateway.md)."
+        )
+
+
+class UpstreamUnavailable(LoopError):
+    """The server that answers for a model cannot be reached, or broke off before it answered."""
+
+    code = "UPSTREAM_UNAVAILABLE"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name[:1].upper()}{name[1:]} does not answer ({why}). Nothing was recorded; try again.")
+
+
+class UpstreamTimedOut(LoopError):
+    """The server that answers for a model took longer than the settings allow."""
+
+    code = "UPSTREAM_TIMED_OUT"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name[:1].upper()}{name[1:]} was silent for longer than LOOP_GATEWAY_TIMEOUT_S allows. Nothing was "
+            "recorded."
+        )
+
+
+class SampleNotYetRecorded(Conflict):
+    """Feedback on a sample that the gateway has given the id of and has not stored yet."""
+
+    code = "SAMPLE_NOT_YET_RECORDED"
+    passes = True
+
+    def __init__(self, sample_id: str) -> None:
+        super().__init__(
+            f"Sample {sample_id} is on its way and not recorded yet. Nothing was stored: send the same again in a "
+            "moment.",
+            sample_id=sample_id,
         )
 
 

@@ -38,6 +38,8 @@ STATUSES: Final[Mapping[str, int]] = {
     "PROMOTION_POLICY_NEEDS_BENCHMARK": 422,
     "BASE_CHANGED": 409,
     "NOT_BUILT": 501,
+    "UPSTREAM_UNAVAILABLE": 502,
+    "UPSTREAM_TIMED_OUT": 504,
 }
 _BY_EXIT: Final = {EXIT_USAGE: 400, EXIT_REFUSED: 409, EXIT_NOT_FOUND: 404, EXIT_UNAVAILABLE: 503}
 #: Seconds after which something that is unavailable just now is worth another try.
@@ -62,8 +64,20 @@ def install(app: FastAPI) -> None:
     app.add_middleware(Unexpected)
 
 
-def answer(error: LoopError) -> JSONResponse:
-    """The envelope of a failure."""
+#: How the gateway's addresses call a failure beside its code, in the words of the models' public clients.
+_TYPES: Final[Mapping[int, str]] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def answer(error: LoopError, *, path: str = "") -> JSONResponse:
+    """The envelope of a failure, at an address of the gateway also in the form of the models' public clients."""
     status, headers = status_of(error), {}
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
@@ -74,19 +88,33 @@ def answer(error: LoopError) -> JSONResponse:
     body = error.as_dict()
     if status == HTTPStatus.BAD_REQUEST:
         body["error"]["code"] = "BAD_REQUEST"  # one code for what no state could accept (http-api.md)
-    return JSONResponse(body, status, headers)
+    return JSONResponse(_shaped(body, status, path), status, headers)
 
 
-async def _loop_error(_request: Request, error: Exception) -> JSONResponse:
+def told(status: int, code: str, message: str, *, path: str, headers: Mapping[str, str]) -> JSONResponse:
+    """The envelope of a failure that another process of the installation told."""
+    return JSONResponse(_shaped(_envelope(code, message), status, path), status, headers)
+
+
+def _shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
+    """OpenAI's clients read `error.message`, `type`, `param` and `code`; Anthropic's the outer type and `error`."""
+    if not path.startswith("/v1/"):
+        return body
+    inner = {**body["error"], "type": _TYPES.get(status, "api_error"), "param": body.get("field")}
+    return {**body, "type": "error", "error": inner}
+
+
+async def _loop_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, LoopError)
-    return answer(error)
+    return answer(error, path=request.url.path)
 
 
-async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     status = error.status_code
     said = _MESSAGES.get(status) or HTTPStatus(status).phrase + "."
-    return JSONResponse(_envelope(_CODES.get(status, "BAD_REQUEST"), said), status, error.headers)
+    body = _shaped(_envelope(_CODES.get(status, "BAD_REQUEST"), said), status, request.url.path)
+    return JSONResponse(body, status, error.headers)
 
 
 async def _bad_request(_request: Request, error: Exception) -> JSONResponse:
@@ -117,20 +145,22 @@ class Unexpected:
         except ClientDisconnect:
             return
         except Exception as error:
-            answered = _unexpected(error)
+            answered = _unexpected(error, str(scope.get("path", "")))
             if scope["type"] == "http" and not begun:
                 await answered(scope, receive, send)
 
 
-def _unexpected(error: Exception) -> JSONResponse:
+def _unexpected(error: Exception, path: str) -> JSONResponse:
     if type(error).__module__.startswith("polars"):
         said = "A data file of the lake is damaged. `loop doctor --thorough` names it and the command that mends it."
         log.error("LAKE_UNREADABLE: %s", type(error).__name__)
-        return JSONResponse(_envelope("LAKE_UNREADABLE", said), 503, {"Retry-After": str(RETRY_AFTER_S)})
+        body = _shaped(_envelope("LAKE_UNREADABLE", said), 503, path)
+        return JSONResponse(body, 503, {"Retry-After": str(RETRY_AFTER_S)})
     frames = traceback.extract_tb(error.__traceback__)
     where = " < ".join(f"{frame.filename}:{frame.lineno}" for frame in reversed(frames[-8:]))
     log.error("INTERNAL_ERROR: %s at %s", type(error).__name__, where)
-    return JSONResponse(_envelope("INTERNAL_ERROR", "Something went wrong here; the log says where."), 500)
+    body = _envelope("INTERNAL_ERROR", "Something went wrong here; the log says where.")
+    return JSONResponse(_shaped(body, 500, path), 500)
 
 
 def _envelope(code: str, message: str) -> dict[str, Any]:

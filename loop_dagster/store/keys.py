@@ -128,10 +128,10 @@ class Keys:
             )
             return self._get(connection, key_id)
 
-    def find(self, text: str, *, now: datetime | None = None) -> ApiKey | None:
+    def find(self, text: str, *, now: datetime | None = None, note: bool = True) -> ApiKey | None:
         """The key that `text` is, whichever workspace made it; None when there is none or it was revoked.
 
-        One indexed read. That it was used is written at most once a minute per process.
+        One indexed read. That it was used is written at most once a minute per process; without `note` by nobody.
         """
         now = now or datetime.now(UTC)
         query = sa.select(api_keys).where(api_keys.c.key_hash == _hash(text), api_keys.c.revoked_at.is_(None))
@@ -140,12 +140,18 @@ class Keys:
         if row is None:
             return None
         key = _key(row)
+        if note:
+            self.note(key, now=now)
+        return key
+
+    def note(self, key: ApiKey, *, now: datetime | None = None) -> None:
+        """Write that a key was used, unless this process did so within the last minute."""
+        now = now or datetime.now(UTC)
         if self._is_worth_noting(key, now):
-            here = sa.and_(api_keys.c.workspace == row["workspace"], api_keys.c.key_id == key.key_id)
             # Whoever may only read, or meets a full disk, is still let in to read.
             with contextlib.suppress(RegistryUnavailable), self.registry.write() as connection:
-                connection.execute(sa.update(api_keys).where(here).values(last_used_at=now))
-        return key
+                used = sa.update(api_keys).where(api_keys.c.key_id == key.key_id)  # of whichever workspace made it
+                connection.execute(used.values(last_used_at=now))
 
     def _is_worth_noting(self, key: ApiKey, now: datetime) -> bool:
         with self._lock:

@@ -9,6 +9,7 @@ from loop_dagster.settings import Settings
 from loop_dagster.store.artifacts import Artifacts
 from loop_dagster.store.attempts import Attempts
 from loop_dagster.store.calls import Calls
+from loop_dagster.store.capturing import Capturing
 from loop_dagster.store.datasets import Datasets
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.keys import Keys
@@ -40,6 +41,7 @@ class Store:
     calls: Calls
     sources: Sources
     datasets: Datasets
+    capturing: Capturing
 
 
 def open_store(settings: Settings | None = None) -> Store:
@@ -73,4 +75,5 @@ def store_over(settings: Settings, registry: Registry) -> Store:
         calls=Calls(registry),
         sources=Sources(registry),
         datasets=Datasets(registry),
+        capturing=Capturing(registry),
     )

@@ -314,6 +314,21 @@ class Registry:
         finally:
             connection.close()
 
+    def takes_writes(self, *, within_s: float) -> bool:
+        """Whether a write could begin within so many seconds; PostgreSQL, whose writers wait for rows alone, says yes.
+
+        Nothing is written.
+        """
+        if self.path is None:
+            return True
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=within_s, isolation_level=None)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            return False
+        return True
+
     def dispose(self) -> None:
         """Close this process's connections; the registry can be used again afterwards."""
         if self._engine is not None and self._pid == os.getpid():

@@ -304,6 +304,32 @@ api_keys = sa.Table(
     sa.Index("ix_api_keys_key_hash", "key_hash"),
 )
 
+#: Calls through the gateway that were not recorded, by day (UTC), tag and reason.
+capture_misses = sa.Table(
+    "capture_misses",
+    metadata,
+    _workspace(),
+    sa.Column("day", sa.Date, nullable=False),
+    sa.Column("tag", sa.String(63), nullable=False),
+    sa.Column("reason", sa.String(12), nullable=False),  # no_pipeline, too_large, incomplete
+    sa.Column("calls", sa.Integer, nullable=False),
+    sa.Column("last_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace", "day", "tag", "reason"),
+)
+
+#: Sample ids that the gateway gave out and that say of themselves too little: of a call that takes long (when it was
+#: last seen under way), or of a request id that came again (the id of its first sample).
+issued_ids = sa.Table(
+    "issued_ids",
+    metadata,
+    _workspace(),
+    sa.Column("sample_id", sa.String(36), nullable=False),
+    sa.Column("seen_at", Utc, nullable=False),
+    sa.Column("first_id", sa.String(36)),
+    sa.PrimaryKeyConstraint("workspace", "sample_id"),
+    sa.Index("ix_issued_ids_seen_at", "workspace", "seen_at"),
+)
+
 #: Writes that came with an Idempotency-Key: the answer of the first one, for a day.
 idempotent_calls = sa.Table(
     "idempotent_calls",

@@ -45,14 +45,14 @@ class Sources:
         """Every source that was set up, by name."""
         query = sa.select(sources).where(sources.c.workspace == self.registry.workspace).order_by(sources.c.source)
         with self.registry.read() as connection:
-            return tuple(_source(row) for row in connection.execute(query).mappings())
+            return tuple(source_of(row) for row in connection.execute(query).mappings())
 
     def get(self, name: str) -> Source:
         """One source; one that nobody set up is switched off. Raises BadRequest for what cannot be a source."""
         name = source_name(name)
         with self.registry.read() as connection:
             row = connection.execute(sa.select(sources).where(self._is(name))).mappings().one_or_none()
-        return Source(name) if row is None else _source(row)
+        return Source(name) if row is None else source_of(row)
 
     def put(
         self,
@@ -74,7 +74,7 @@ class Sources:
         with self.registry.write() as connection:
             query = sa.select(sources).where(self._is(name)).with_for_update()
             row = connection.execute(query).mappings().one_or_none()
-            old = Source(name) if row is None else _source(row)
+            old = Source(name) if row is None else source_of(row)
             new = {
                 "workspace": self.registry.workspace,
                 "source": name,
@@ -85,7 +85,7 @@ class Sources:
                 "updated_at": now,
             }
             put_row(connection, sources, new)
-            return _source(connection.execute(sa.select(sources).where(self._is(name))).mappings().one())
+            return source_of(connection.execute(sa.select(sources).where(self._is(name))).mappings().one())
 
     def _is(self, name: str) -> sa.ColumnElement[bool]:
         return sa.and_(sources.c.workspace == self.registry.workspace, sources.c.source == name)
@@ -99,7 +99,8 @@ def source_name(name: str) -> str:
     return clean
 
 
-def _source(row: sa.RowMapping) -> Source:
+def source_of(row: sa.RowMapping) -> Source:
+    """A row of the table."""
     return Source(
         name=row["source"],
         enabled=row["enabled"],

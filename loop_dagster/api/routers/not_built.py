@@ -30,17 +30,13 @@ ADDRESSES: Final = {
     "/api/loop/benchmarks/{benchmark_id}/retire": ("POST",),
     "/api/loop/benchmark-runs/{benchmark_run_id}": ("GET",),
     "/api/loop/benchmark-runs/{benchmark_run_id}/items": ("GET",),
-    "/v1/chat/completions": ("POST",),
-    "/v1/messages": ("POST",),
-    "/v1/models": ("GET",),
 }
 
 router = APIRouter(include_in_schema=False)
 
 
 def _add(path: str, method: str) -> None:
-    scope: Scope | None = "loop:read" if method == "GET" else "loop:write"
-    scope = None if path.startswith("/v1/") else scope
+    scope: Scope = "loop:read" if method == "GET" else "loop:write"
 
     def refuse(_caller: Annotated[Caller, Depends(needs(scope))]) -> NoReturn:
         raise NotBuilt(f"{method} {path}")

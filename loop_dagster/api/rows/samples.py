@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, cast
 
 import polars as pl
 
+from loop_dagster.api.errors import SampleNotYetRecorded
 from loop_dagster.errors import NotFound
 from loop_dagster.rules.feedback import PICK_SCORE, WORDS, deciding, id_key
 from loop_dagster.store.giving import carried
@@ -25,11 +27,27 @@ Row = Mapping[str, Any]
 
 
 def read_sample(store: Store, sample_id: str) -> dict[str, Any]:
-    """A sample with its text, its feedback and its labels, the oldest first. Raises NotFound."""
-    found = store.samples.get(sample_id) if _SAMPLE_ID.fullmatch(sample_id) else None
+    """A sample with its text, its feedback and its labels, the oldest first. Raises NotFound.
+
+    An id that the gateway gave for a request id which had come before means that one's first sample.
+    """
+    fits = _SAMPLE_ID.fullmatch(sample_id) is not None
+    found = store.samples.get(sample_id) if fits else None
+    if found is None and fits and (first := store.capturing.first_of(sample_id)) is not None:
+        found = store.samples.get(first)
     if found is None:
         raise NotFound("sample", sample_id)
     return found
+
+
+def read_issued(store: Store, sample_id: str, now: datetime) -> dict[str, Any]:
+    """`read_sample`, for an id that the gateway may have given out a moment ago. Raises SampleNotYetRecorded too."""
+    try:
+        return read_sample(store, sample_id)
+    except NotFound:
+        if store.capturing.on_its_way(sample_id, now):
+            raise SampleNotYetRecorded(sample_id) from None
+        raise
 
 
 def feedback_of(row: Row) -> Sequence[Row]:

@@ -8,7 +8,7 @@ from alembic import op
 from loop_dagster.store.schema import Utc
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 

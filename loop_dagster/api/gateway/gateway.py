@@ -1,0 +1,163 @@
+"""The gateway of one process: its connections to upstreams, its threads and its recorder.
+
+Belongs here: what lives as long as the process, and how long a call may wait for its recording. Does not belong here:
+the steps themselves (the other modules).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import httpx
+from fastapi import Request
+
+from loop_dagster.api.calls import Caller, Stores
+from loop_dagster.api.gateway.answers import Reader, Said
+from loop_dagster.api.gateway.calls import Call, Known
+from loop_dagster.api.gateway.planning import Plan, plan
+from loop_dagster.api.gateway.recorder import Ended, Place, Recorder
+from loop_dagster.api.gateway.upstreams import Target, Upstreams
+from loop_dagster.store.capturing import Reason
+from loop_dagster.store.open import Store
+
+#: Threads that ask the registry for calls. One that is held up holds up no other part of the API.
+THREADS: Final = 8
+#: Seconds for a connection to an upstream, and for the list of its models.
+CONNECT_S: Final = 10.0
+#: Connections that stay open to upstreams.
+KEPT_OPEN: Final = 128
+#: A key that is used is noted this often.
+NOTED_EVERY_S: Final = 60.0
+#: For how long nobody waits for a sample id after the registry was too slow for one.
+PATIENCE_S: Final = 0.5
+
+
+class Gateway:
+    """Everything that calls share. Made in a thread of the server; `close` ends it, recording what has passed."""
+
+    def __init__(self, stores: Stores) -> None:
+        settings = stores.home.settings
+        self.stores = stores
+        self.upstreams = Upstreams(settings)
+        self.recorder = Recorder()
+        self.wait_s = settings.gateway_wait_ms / 1000
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
+        self._known = Known(stores, self._threads, max(self.wait_s, 0.05))
+        self._timeout = httpx.Timeout(settings.gateway_timeout_s, connect=CONNECT_S, pool=CONNECT_S)
+        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._slow_until = 0.0
+        self._noted: dict[str, float] = {}
+
+    async def caller(self, request: Request) -> Caller:
+        """Who calls; see Known.caller."""
+        caller = await self._known.caller(request)
+        key, now = caller.key, time.monotonic()
+        if now - self._noted.get(key.key_id, -NOTED_EVERY_S) >= NOTED_EVERY_S:
+            self._noted[key.key_id] = now
+            self.recorder.later(lambda: self.stores.home.keys.note(key))
+        return caller
+
+    def client(self, target: Target) -> httpx.AsyncClient:
+        """The connections that reach a server: through the environment's proxy, unless it is on this machine."""
+        direct = target.is_here
+        if direct not in self._clients:
+            self._clients[direct] = httpx.AsyncClient(
+                timeout=self._timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_OPEN),
+                follow_redirects=False,
+                mounts=None if direct else _proxies(),
+                trust_env=False,  # it would also read passwords of hosts from ~/.netrc
+            )
+        return self._clients[direct]
+
+    def recording(self, call: Call) -> Recording | None:
+        """Begin to look up whether and how a call is recorded; None when nobody asked for it, or there is no room."""
+        if call.off:
+            return None
+        store = call.caller.store
+        place = self.recorder.place(store, len(call.raw))
+        return None if place is None else Recording(self, store, call, place, self._threads)
+
+    async def waited(self, looking: Future[Plan]) -> bool:
+        """Wait for a look-up as long as an answer may wait for it; false when it takes longer.
+
+        While the registry is slow no call waits, so that all of them together lose one wait every PATIENCE_S.
+        """
+        if looking.done():
+            return True
+        patience = self.wait_s if time.monotonic() > self._slow_until else 0.0
+        done, _ = await asyncio.wait([asyncio.wrap_future(looking)], timeout=patience)
+        if not done:
+            self._slow_until = time.monotonic() + PATIENCE_S
+        return bool(done)
+
+    async def close(self) -> None:
+        """Record what has passed, close the connections."""
+        await asyncio.to_thread(self.recorder.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for client in self._clients.values():
+            await client.aclose()
+
+
+class Recording:
+    """The recording of one call, from the look-up to the recorder's queue."""
+
+    def __init__(self, gateway: Gateway, store: Store, call: Call, place: Place, threads: ThreadPoolExecutor) -> None:
+        self._gateway, self._place = gateway, place
+        self._handed = threading.Event()
+        self._looking: Future[Plan] = threads.submit(self._look, store, call)
+        self._may_promise = False
+
+    def _look(self, store: Store, call: Call) -> Plan:
+        planned = plan(store, call)
+        self._may_promise = planned.sample_id is not None and self._gateway.recorder.takes_writes(store)
+        self._place.plan = planned
+        return planned
+
+    async def sample_id(self) -> str | None:
+        """The id to promise in the answer's head, if the registry has answered by now and will take the sample."""
+        if not await self._gateway.waited(self._looking) or self._looking.exception() is not None:
+            return None
+        planned = self._looking.result()
+        if planned.sample_id is None or not self._may_promise:
+            return None
+        self._place.promised = True
+        return planned.sample_id
+
+    def ended(self, reader: Reader) -> None:
+        """The answer has passed, or was cut: the recorder takes over."""
+        if not self._handed.is_set():
+            self._handed.set()
+            read: Said | Reason | None = None
+
+            def result() -> Said | Reason:
+                nonlocal read
+                read = reader.result() if read is None else read
+                return read
+
+            self._gateway.recorder.ended(Ended(self._place, self._looking.result, result))
+
+    def forget(self) -> None:
+        """There was no answer: nothing to record and nothing to count."""
+        if not self._handed.is_set():
+            self._handed.set()
+            self._looking.cancel()
+            self._gateway.recorder.leave(self._place)
+
+
+def _proxies() -> dict[str, httpx.AsyncHTTPTransport]:
+    """Transports for the proxies that the environment names, by the addresses that they are for."""
+    from urllib.request import getproxies
+
+    found = getproxies()
+    return {
+        f"{scheme}://": httpx.AsyncHTTPTransport(
+            proxy=httpx.Proxy(found[scheme]), limits=httpx.Limits(max_keepalive_connections=KEPT_OPEN)
+        )
+        for scheme in ("http", "https")
+        if found.get(scheme)
+    }

@@ -1,0 +1,81 @@
+"""Whether a call is recorded, and as what: looked up in a thread while the upstream already answers.
+
+Belongs here: consent (rules.md, Samples), tags, the share of a source, the sample's id. Does not belong here: waiting
+for it (gateway.py), storing (recorder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from loop_dagster.api.gateway.asked import Asked, BadMessageError, UnreadableJsonError, read_asked
+from loop_dagster.api.gateway.calls import Call
+from loop_dagster.rules import canonical
+from loop_dagster.rules.recording import is_kept
+from loop_dagster.rules.tags import MAX_ON_SAMPLE, BadTag, tag
+from loop_dagster.store.open import Store
+from loop_dagster.store.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of a call: recorded under `sample_id` with `labels` when it has one.
+
+    `unknown` are its tags that no pipeline has. `unreadable`: it would be recorded if a sample could hold it; then it
+    counts as incomplete.
+    """
+
+    source: Source
+    at: datetime
+    identity: str = ""
+    sample_id: str | None = None
+    labels: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    asked: Asked | None = field(default=None, repr=False)
+    unreadable: bool = False
+    conversation: str | None = None
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The tags under which a miss of the whole call counts; "" where it has none."""
+        return self.labels or ("",)
+
+
+def plan(store: Store, call: Call) -> Plan:
+    """Look everything up. Raises RegistryUnavailable and its kin."""
+    now = datetime.now(UTC)
+    fit, unfit = _sorted(call.tags)
+    asked_before = None
+    if call.request_id is not None:
+        asked_before = canonical.identity("request", call.model, call.request_id)
+    look = store.capturing.look(call.model, fit, asked_before)
+    source = look.source
+    known = [word for word in fit if word in look.known]
+    unknown = (*(word for word in fit if word not in look.known), *unfit)
+    if not (known or source.enabled):
+        return Plan(source, now, unknown=unknown)
+    labels = tuple(dict.fromkeys([*known, *(source.tags if source.enabled else ())]))[:MAX_ON_SAMPLE]
+    try:
+        asked = read_asked(call.raw, call.shape)
+    except (BadMessageError, UnreadableJsonError):
+        return Plan(source, now, labels=labels, unknown=unknown, unreadable=True)
+    conversation = call.conversation or asked.opening
+    if not known and not is_kept(source.name, conversation, source.sample_rate):
+        return Plan(source, now, unknown=unknown)
+    sample_id = look.first_id or store.capturing.new_id(now)
+    identity = asked_before or canonical.identity("request", source.name, sample_id)
+    return Plan(source, now, identity, sample_id, labels, unknown, asked, conversation=call.conversation)
+
+
+def _sorted(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Words that can be tags, and one "" for all that cannot: what they hold is nobody's to read in a list."""
+    fit: list[str] = []
+    unfit: tuple[str, ...] = ()
+    for word in words:
+        try:
+            fit.append(tag(word))
+        except BadTag:
+            unfit = ("",)
+    return fit, unfit
