@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import kills
+import load
 from homes import Homes, postgres
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "models"))
@@ -26,7 +27,7 @@ def main() -> int:
     """Run the rounds and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "kinds", nargs="*", help="daemon, worker, child, two (daemons), import, drain; all if none is named"
+        "kinds", nargs="*", help="daemon, worker, child, two (daemons), import, drain, load; all if none is named"
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -41,9 +42,10 @@ def main() -> int:
         rounds: dict[str, kills.Round] = {
             "import": partial(kills.kill_an_import, homes),
             "drain": partial(kills.kill_a_drain, homes),
+            "load": partial(load.kill_under_load, homes),
         }
         attempts = {"two", *kills.MARKS}
-        kinds = chosen.kinds or ["import", "drain", *sorted(attempts)]
+        kinds = chosen.kinds or ["import", "drain", "load", *sorted(attempts)]
         if attempts & set(kinds):
             template = kills.template_home(homes, tiny.tiny_model(folder / "model"), _conversations(folder))
             for target in kills.MARKS:

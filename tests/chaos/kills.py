@@ -68,10 +68,13 @@ def two_daemons(homes: Homes, template: Home, seed: int) -> str:
     before = _stored(home.store)
     both = [home.start("run", "--until-idle", "--json") for _ in range(2)]
     try:
-        time.sleep(rng.uniform(3.0, ATTEMPT_S))
+        began = time.monotonic()
+        while len(home.processes(MARKS["daemon"])) < 2 and time.monotonic() - began < ATTEMPT_S * 2:
+            time.sleep(0.2)
+        time.sleep(rng.uniform(0.0, ATTEMPT_S))
         daemons = home.processes(MARKS["daemon"])
-        if daemons:
-            kill(rng.choice(daemons).pid)
+        assert daemons, f"two daemons {seed}: both were gone before one could be killed"
+        kill(rng.choice(daemons).pid)
         deadline = time.monotonic() + PATIENCE_S
         while not _settled(home) and time.monotonic() < deadline:
             if all(one.poll() is not None for one in both):
