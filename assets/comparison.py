@@ -177,11 +177,12 @@ def _page(step: StepRun) -> dict[str, Any]:
 
 
 def _budget(step: StepRun) -> Budget:
-    """The judge's prices and the limit of scoring, as the attempt froze them."""
+    """The judge's prices, and what scoring unreviewed samples left of the limit, as the attempt froze them."""
     frozen = step.attempt.frozen
     prices = {name: Decimal(price) for name, price in frozen.get("judge_prices", {}).items()}
     limit = frozen.get("scoring_limit_cents", step.store.settings.scoring_limit_cents)
-    return Budget(prices=Prices(**prices), limit=comparison_limit(limit))
+    on_samples = frozen.get("sample_scoring", {}).get("nanocents", 0)
+    return Budget(prices=Prices(**prices), limit=comparison_limit(limit, on_samples=on_samples))
 
 
 def _used(judged: Judged, budget: Budget) -> dict[str, Any]:

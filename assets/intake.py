@@ -24,6 +24,7 @@ _OVERLAP_MS = 600_000
     specs=[
         dg.AssetSpec(
             table.name,
+            deps=[dg.AssetKey("scores")] if table is FEEDBACK else [],
             group_name=GROUP,
             description=table.meaning,
             metadata=definition_metadata(table),

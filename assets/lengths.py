@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import dagster as dg
+import polars as pl
 
 from assets.children import run_child
 from assets.intake import GROUP
@@ -57,11 +58,26 @@ def count_long_rows(
     lease: LeaseRef | None = None,
 ) -> int:
     """Count the tokens of what the pipeline selects, may be too long, and nobody has counted; returns how many."""
-    base = base_of(store, pipeline)
-    length = length_of(store, base)
+    length = length_of(store, base_of(store, pipeline))
     pairs = uncounted_pairs(store, pipeline, length, utc_now())
+    return count_pairs(context, children, store, pipeline, pairs, folder=folder, lease=lease)
+
+
+def count_pairs(
+    context: dg.AssetExecutionContext,
+    children: dg.PipesSubprocessClient,
+    store: Store,
+    pipeline: Pipeline,
+    pairs: pl.DataFrame,
+    *,
+    folder: Path,
+    lease: LeaseRef | None = None,
+) -> int:
+    """Count the tokens of pairs of `sample_id` and `right_key` for the pipeline's model; returns how many."""
     if pairs.is_empty():
         return 0
+    base = base_of(store, pipeline)
+    length = length_of(store, base)
     folder.mkdir(parents=True, exist_ok=True)
     texts = store.samples.lesson_texts(pairs)
     rows, out = folder / "rows.jsonl", folder / "counts.json"

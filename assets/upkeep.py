@@ -14,7 +14,7 @@ from loop_dagster.rules.upkeep import RUN_TIME
 from resources import StoreResource
 
 #: Jobs whose runs tell nothing about any attempt.
-PRUNED_JOBS = ("intake", "upkeep")
+PRUNED_JOBS = ("intake", "scoring", "upkeep")
 FINISHED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 #: Runs deleted in one go, so that the first upkeep of an old installation ends.
 MOST_PRUNED = 2_000
@@ -88,7 +88,7 @@ def keep_tables(context: dg.OpExecutionContext, store: StoreResource) -> None:
 
 @dg.op(ins={"start": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
 def prune_runs(context: dg.OpExecutionContext, store: StoreResource) -> None:
-    """Delete finished runs of intake and upkeep after 7 days; runs of attempts stay."""
+    """Delete finished runs of intake, scoring and upkeep after 7 days; runs of attempts stay."""
     before = utc_now() - RUN_TIME
     gone = 0
     with sign_of_life(store.open(), context.run_id):

@@ -1,4 +1,4 @@
-"""The jobs: one for intake, three for an attempt, each partitioned by attempt and run in one process.
+"""The jobs: one for intake, one for scoring, three for an attempt, each partitioned by attempt and run in one process.
 
 Belongs here: names, what each job materialises, run tags. Does not belong here: when they run (sensors/).
 """
@@ -16,6 +16,12 @@ intake_job = define_asset_job(
     "intake",
     AssetSelection.assets("samples", "feedback", "labels", "token_counts"),
     description="Import the intake folder, drain the inbox, validate what changed, count what is long.",
+    executor_def=in_process_executor,
+)
+scoring_job = define_asset_job(
+    "scoring",
+    AssetSelection.assets("scores"),
+    description="Let the judge score what nobody reviewed, for one pipeline that is short of samples.",
     executor_def=in_process_executor,
 )
 training_job = define_asset_job(

@@ -7,6 +7,7 @@ here: the judges themselves (`reference_judge.py`, `judge_openai.py`), judging a
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import math
@@ -133,6 +134,13 @@ class Stoppable(Protocol):
     def stop(self) -> None: ...
 
 
+@runtime_checkable
+class NeedsRightAnswer(Protocol):
+    """A judge that says whether it can rate nothing without a right answer; one that does not say so can."""
+
+    needs_right_answer: bool
+
+
 def score(ratings: Ratings) -> float:
     """Sum of the ratings over ten times the dimensions: 0 to 1 (rules.md, How it is tested)."""
     return math.fsum(ratings.values()) / (10 * len(ratings))
@@ -178,6 +186,35 @@ def open_judge(settings: Settings) -> Judge:
         )
     assert isinstance(judge, Judge)
     return judge
+
+
+def judge_key(settings: Settings) -> str:
+    """What stands for the judge of the settings and its rubric: the same one scores no sample twice."""
+    rubric = [[dimension.name, dimension.question] for dimension in RUBRIC]
+    told = json.dumps([settings.judge, settings.judge_model if settings.judge == "openai" else None, rubric])
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def why_no_scoring(settings: Settings) -> str | None:
+    """Why the judge of the settings can score no unreviewed sample, as a sentence; None when it can.
+
+    Opens nothing: a judge that only shows its limits when it is made is met when it is (`cannot_rate_alone`).
+    """
+    if settings.judge == "reference":
+        return (
+            "The judge `reference` compares with a right answer, and nobody gave one for an unreviewed sample, so it "
+            "cannot score any. Let a model judge (LOOP_JUDGE=openai), or review samples."
+        )
+    if settings.judge == "openai":
+        missing = [name.upper() for name in ("judge_url", "judge_model") if not getattr(settings, name)]
+        if missing:
+            return f"LOOP_JUDGE is `openai`, which needs {' and '.join(f'LOOP_{name}' for name in missing)}; set them."
+    return None
+
+
+def cannot_rate_alone(judge: Judge) -> bool:
+    """Whether the judge can rate nothing without a right answer."""
+    return isinstance(judge, NeedsRightAnswer) and judge.needs_right_answer
 
 
 def _asked_twice(ask: Callable[[], T]) -> T:

@@ -100,6 +100,7 @@ class ReferenceJudge:
     name = NAME
     concurrency = 1
     usage = Usage()
+    needs_right_answer = True  # without one it sees the form alone, which says nothing of an unreviewed answer
 
     def rate(self, case: Case, answer: Message) -> Ratings:
         """Correctness, completeness and style of `answer`, 0 to 10 each, against the right answer if there is one."""

@@ -35,6 +35,11 @@ class Prices:
     input_cents_per_million: Decimal = Decimal(0)
     output_cents_per_million: Decimal = Decimal(0)
 
+    @classmethod
+    def from_text(cls, prices: Mapping[str, str]) -> Prices:
+        """From decimals as text, which is how they are kept."""
+        return cls(**{name: Decimal(price) for name, price in prices.items()})
+
     def cost(self, *, input_tokens: int, output_tokens: int) -> int:
         """Nanocents of so many tokens."""
         return input_tokens * _per_token(self.input_cents_per_million) + output_tokens * _per_token(

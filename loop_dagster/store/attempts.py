@@ -40,6 +40,7 @@ from loop_dagster.store.records import (
 )
 from loop_dagster.store.registry import Registry, insert_new
 from loop_dagster.store.schema import attempt_events, attempt_steps, attempts, leases, pipelines
+from loop_dagster.store.scorings import hand_over_in
 
 __all__ = ["FIELDS", "LOOP", "Attempt", "Attempts", "Claim", "Event", "StepOutcome", "lease_name"]
 
@@ -99,6 +100,7 @@ class Attempts:
             if not insert_new(connection, attempts, row):  # the pipeline's row is locked; the index has the last word
                 return None
             self._say(connection, str(row["run_id"]), "built", sentence, now=now, actor=actor)
+            hand_over_in(connection, self.registry.workspace, pipeline_id, str(row["run_id"]))
             connection.execute(sa.update(pipelines).where(self._pipeline_is(pipeline_id)).values(train_now=False))
             return self._get(connection, str(row["run_id"]))
 
@@ -281,11 +283,8 @@ class Attempts:
     def end_step(self, run_id: str, step: Step, try_no: int, outcome: StepOutcome, *, now: datetime) -> bool:
         """Note how a claimed try ended. False when it was noted before (which stands) or never claimed."""
         with self.registry.write() as connection:
-            ended = (
-                sa.update(attempt_steps)
-                .where(self._step_is(run_id, step, try_no), attempt_steps.c.ended_at.is_(None))
-                .values(ended_at=now, outcome=outcome)
-            )
+            open_ = self._step_is(run_id, step, try_no), attempt_steps.c.ended_at.is_(None)
+            ended = sa.update(attempt_steps).where(*open_).values(ended_at=now, outcome=outcome)
             return connection.execute(ended).rowcount == 1
 
     def next_try(self, run_id: str, *, expect_try: int, now: datetime) -> Attempt:

@@ -19,6 +19,7 @@ from loop_dagster.store.owner import owner_of
 from loop_dagster.store.pipelines import Pipelines
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.samples import Samples
+from loop_dagster.store.scorings import Scorings
 from loop_dagster.store.sources import Sources
 from loop_dagster.store.versions import Versions
 
@@ -40,8 +41,9 @@ class Store:
     keys: Keys
     calls: Calls
     sources: Sources
-    datasets: Datasets
+    scorings: Scorings
     capturing: Capturing
+    datasets: Datasets
 
 
 def open_store(settings: Settings | None = None) -> Store:
@@ -74,6 +76,7 @@ def store_over(settings: Settings, registry: Registry) -> Store:
         keys=Keys(registry),
         calls=Calls(registry),
         sources=Sources(registry),
-        datasets=Datasets(registry),
+        scorings=Scorings(registry, inbox),
         capturing=Capturing(registry),
+        datasets=Datasets(registry),
     )

@@ -64,6 +64,7 @@ def purge_deleted(store: Store, *, holder: str) -> Purged:
     if not dead:
         return Purged(0, 0, {})
     sweep_work(store)
+    store.scorings.forget(dead)
     rows: dict[str, int] = {}
     with lake_lease(store, holder):
         for table in (*LAKE_TABLES, TRAINING_SETS):
@@ -88,6 +89,7 @@ def drop_expired(store: Store, now: datetime, *, holder: str) -> int:
         return 0
     with lake_lease(store, holder):
         ids = store.lake.scan(SAMPLES).filter(over).select("sample_id").collect()["sample_id"].to_list()
+        store.scorings.forget(ids)
         # Samples go last: killed before that, the next round finds the same ids again.
         for table in (*(table for table in LAKE_TABLES if table is not SAMPLES), SAMPLES):
             _delete_samples(store, table, ids)

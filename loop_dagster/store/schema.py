@@ -263,6 +263,39 @@ token_counts = sa.Table(
     sa.PrimaryKeyConstraint("workspace", "tokenizer", "sample_id", "right_key"),
 )
 
+#: What the scoring of unreviewed samples did for each pipeline since its last attempt opened, and what holds it.
+scorings = sa.Table(
+    "scorings",
+    metadata,
+    _workspace(),
+    sa.Column("pipeline_id", sa.String(80), nullable=False),
+    sa.Column("nanocents", sa.BigInteger, nullable=False),  # what no attempt has taken over yet
+    sa.Column("scored", sa.Integer, nullable=False),
+    sa.Column("picked", sa.Integer, nullable=False),
+    sa.Column("last_chunk", sa.String(36)),  # the newest chunk that is stored: stored once, however often
+    sa.Column("failures", sa.Integer, nullable=False),  # times in a row that the judge was away or rated nothing
+    sa.Column("hold_code", sa.String(40)),
+    sa.Column("hold_sentence", sa.Text),
+    sa.Column("hold_until", Utc),  # null with a code: until something is changed
+    sa.Column("hold_key", sa.String(64)),  # the settings that the hold is about
+    sa.Column("updated_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace", "pipeline_id"),
+)
+
+#: Which judge was asked about which unreviewed sample; the score itself is feedback.
+scores = sa.Table(
+    "scores",
+    metadata,
+    _workspace(),
+    sa.Column("sample_id", sa.String(36), nullable=False),
+    sa.Column("judge_key", sa.String(32), nullable=False),  # judge, model and rubric
+    sa.Column("scored", sa.Boolean, nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False),
+    sa.Column("next_try_at", Utc),  # of one that could not be rated; null: never again
+    sa.Column("created_at", Utc, nullable=False),
+    sa.PrimaryKeyConstraint("workspace", "sample_id", "judge_key"),
+)
+
 leases = sa.Table(
     "leases",
     metadata,

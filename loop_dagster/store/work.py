@@ -4,7 +4,8 @@ Belongs here: which of them may go, and which samples they may still hold. Does 
 its folder.
 
 `<work>/<run id of an attempt>/` belongs to an attempt, `<work>/run-<run id of Dagster>/` to a run that has no attempt
-and holds the lease `run/<that id>` while its process lives.
+and holds the lease `run/<that id>` while its process lives. `<work>/scoring/` holds what a judge said of unreviewed
+samples until it is stored, without any text, and stays.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
 
 _OF_RUN = "run-"
+_SCORING = "scoring"
 
 
 def run_folder(store: Store, dagster_run_id: str) -> Path:
     """Where a run that has no attempt works."""
     return store.settings.work / f"{_OF_RUN}{dagster_run_id}"
+
+
+def scoring_folder(store: Store, pipeline_id: str) -> Path:
+    """Where chunks of unreviewed samples are scored for a pipeline; a killed run's are there to be stored."""
+    return store.settings.work / _SCORING / store.settings.workspace / pipeline_id
 
 
 def run_lease_name(dagster_run_id: str) -> str:
@@ -65,6 +72,8 @@ def _folders(store: Store) -> Iterator[Path]:
 
 
 def _needed(store: Store, folder: Path) -> bool:
+    if folder.name == _SCORING:
+        return True
     if folder.name.startswith(_OF_RUN):
         return run_lives(store, folder.name.removeprefix(_OF_RUN))
     try:
