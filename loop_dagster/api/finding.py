@@ -5,23 +5,22 @@ Belongs here: filters as frames. Does not belong here: what is a valid filter (r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import orjson
 import polars as pl
 
 from loop_dagster.api.rows.attempts import attempt_of
 from loop_dagster.api.rows.pipelines import find as find_pipeline
+from loop_dagster.api.searching import holds
 from loop_dagster.opening import states_of
 from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.feedback import COLUMNS, PICK_SCORE, WORDS, deciding, id_key
-from loop_dagster.rules.matching import chosen
+from loop_dagster.rules.matching import chosen, tagged
 from loop_dagster.store.open import Store
-from loop_dagster.store.samples import KeyFrames
+from loop_dagster.store.samples import KeyFrames, among
 from loop_dagster.tables import SELECTIONS
 
 #: How an attempt's split reads on the wire → roles of its selection.
@@ -65,28 +64,50 @@ class Found:
 
 
 def find(store: Store, filters: Filters, now: datetime, *, limit: int, offset: int) -> Found:
-    """The samples that match. Raises NotFound for a pipeline or an attempt that is not there."""
+    """The samples that match. Raises NotFound for a pipeline or an attempt that is not there.
+
+    Without any filter a page costs a look at two columns and the total none. Filters on columns cost those columns,
+    `dataset` and those on feedback and labels the keys of these too, `text` all text; `pipeline` counts the pipeline
+    anew. Text, feedback and labels of the page itself are read from the stretch of files that its ids lie in.
+    """
     states = None
     if filters.pipeline is not None:
         states = states_of(store, find_pipeline(store, filters.pipeline).pipeline, now)
-    keys = store.samples.keys()
-    samples = _by_columns(keys.samples, filters)
-    if states is not None:
-        samples = samples.join(states.lazy().select("sample_id"), on="sample_id", how="semi")
-    if filters.attempt is not None:
-        samples = samples.join(_taken(store, filters.attempt, filters.split), on="sample_id", how="semi")
+    frames = store.samples.whole()
+    keep = [
+        *([_is_in(states.select(id_key())["id_key"])] if states is not None else []),
+        *([_is_in(_taken(store, filters.attempt, filters.split))] if filters.attempt is not None else []),
+        *_by_feedback(frames, filters),
+        *_by_labels(frames, filters),
+    ]
+    samples = _by_columns(frames.samples, filters)
     if filters.dataset is not None:
-        mine = chosen(samples, keys.feedback, keys.labels, groups=[filters.dataset], now=now)
-        samples = samples.join(mine.lazy().select("sample_id"), on="sample_id", how="semi")
-    samples = _by_feedback(samples, keys, filters)
-    samples = _by_labels(samples, keys, filters)
-    ids = samples.select("sample_id", "created_at").sort("created_at", "sample_id", descending=True).collect()
-    matching = ids["sample_id"]
+        keep.append(
+            _is_in(chosen(samples, frames.feedback, frames.labels, groups=[filters.dataset], now=now)["id_key"])
+        )
+    if keep:
+        samples = samples.with_columns(id_key()).filter(keep)
     if filters.text is not None:
-        matching = _searched(store, matching, filters.text)
-    page = matching.slice(offset, limit)
+        samples = samples.filter(holds(filters.text))
+    matching = samples.select("sample_id", "created_at")
+    if filters == Filters():
+        total, page = store.samples.count(), _newest(matching, limit, offset)
+    else:
+        rows = matching.collect()
+        total, page = rows.height, _newest(rows.lazy(), limit, offset)
     shown = {} if states is None else _by_id(states.filter(pl.col("sample_id").is_in(page.implode())))
-    return Found(_whole(store, page), matching.len(), shown)
+    return Found(_whole(frames, page), total, shown)
+
+
+def _newest(samples: pl.LazyFrame, limit: int, offset: int) -> pl.Series:
+    """Ids of one page, the newest first; of two from the same moment the higher id."""
+    order = ["created_at", "sample_id"]
+    first = samples.top_k(offset + limit, by=order).collect()
+    return first.sort(order, descending=True)["sample_id"].slice(offset, limit)
+
+
+def _is_in(keys: pl.Series) -> pl.Expr:
+    return pl.col("id_key").is_in(keys.implode())
 
 
 def _by_columns(samples: pl.LazyFrame, filters: Filters) -> pl.LazyFrame:
@@ -106,99 +127,84 @@ def _by_columns(samples: pl.LazyFrame, filters: Filters) -> pl.LazyFrame:
     return samples
 
 
-def _by_feedback(samples: pl.LazyFrame, keys: KeyFrames, filters: Filters) -> pl.LazyFrame:
+def _by_feedback(frames: KeyFrames, filters: Filters) -> list[pl.Expr]:
+    """Conditions on what people and the judge said, over `id_key`."""
     if not (filters.signalled or filters.unsignalled or filters.signal or filters.judge):
-        return samples
-    decided = deciding(keys.feedback.select(*COLUMNS).collect().with_columns(id_key()))
-    joined = samples.with_columns(id_key()).join(
-        decided.lazy().select("id_key", "teaches", "reviewed", "score"), on="id_key", how="left"
-    )
-    by_person = pl.col("reviewed").fill_null(False)
-    score = pl.col("score").round(9)
+        return []
+    decided = deciding(frames.feedback.select(*COLUMNS).collect().with_columns(id_key()))
+    reviewed = decided.filter("reviewed")
+    keep = []
     if filters.signalled:
-        joined = joined.filter(by_person)
+        keep.append(_is_in(reviewed["id_key"]))
     if filters.unsignalled or filters.judge:
-        joined = joined.filter(~by_person)
+        keep.append(~_is_in(reviewed["id_key"]))
     if filters.signal:
         stored = [verdict for verdict, word in WORDS.items() if word == filters.signal]
-        joined = joined.filter(by_person & pl.col("teaches").is_in(stored))
-    if filters.judge:
-        bar = {"picked": score >= PICK_SCORE, "below_bar": score < PICK_SCORE, "unscored": score.is_null()}
-        joined = joined.filter(bar[filters.judge])
-    return joined
+        keep.append(_is_in(reviewed.filter(pl.col("teaches").is_in(stored))["id_key"]))
+    if filters.judge == "unscored":
+        keep.append(~_is_in(decided.drop_nulls("score")["id_key"]))
+    elif filters.judge:
+        picked = pl.col("score").round(9) >= PICK_SCORE
+        keep.append(_is_in(decided.filter(picked if filters.judge == "picked" else ~picked)["id_key"]))
+    return keep
 
 
-def _by_labels(samples: pl.LazyFrame, keys: KeyFrames, filters: Filters) -> pl.LazyFrame:
-    if not (filters.label or filters.attributes or filters.unlabelled):
-        return samples
-    carried = (
-        keys.labels.sort("created_at", "label_id")
-        .group_by("sample_id", "label", maintain_order=True)
-        .last()
-        .filter(~pl.col("removed"))
-    )
+def _by_labels(frames: KeyFrames, filters: Filters) -> list[pl.Expr]:
+    """Conditions on what samples carry, over `id_key`."""
+    keep = []
     if filters.label:
-        wanted = filters.label.strip().lower()
-        named = pl.col("value").is_null() & ((pl.col("label") == wanted) | (pl.col("parent") == wanted))
-        samples = samples.join(carried.filter(named), on="sample_id", how="semi")
+        keep.append(_is_in(tagged(frames.labels, [filters.label.strip().lower()])))
     for key, value in filters.attributes:
-        has = (pl.col("label") == key) & (pl.col("value") == value)
-        samples = samples.join(carried.filter(has), on="sample_id", how="semi")
+        keep.append(_is_in(_carrying(frames.labels.filter(pl.col("label") == key), pl.col("value") == value)))
     if filters.unlabelled:
-        samples = samples.join(carried, on="sample_id", how="anti")
-    return samples
+        keep.append(~_is_in(_carrying(frames.labels, pl.lit(True))))
+    return keep
 
 
-def _taken(store: Store, run_id: str, split: str | None) -> pl.LazyFrame:
-    attempt, _pipeline = attempt_of(store, run_id)
-    mine = (pl.col("attempt") == attempt.key) & pl.col("role").is_in(SPLITS[split])
-    return store.lake.scan(SELECTIONS).filter(mine).select("sample_id")
-
-
-def _searched(store: Store, ids: pl.Series, text: str) -> pl.Series:
-    """Those of the ids whose messages, answer or tool calls hold the text, whatever its case."""
-    wanted = text.lower()
-    written = orjson.dumps(wanted).decode()[1:-1]  # as it stands inside JSON
-    holds = pl.any_horizontal(
-        pl.col(name).fill_null("").str.to_lowercase().str.contains(written, literal=True)
-        for name in ("messages", "answer")
-    )
-    near = (
-        store.samples.whole()
-        .samples.select("sample_id", "messages", "answer")
-        .filter(pl.col("sample_id").is_in(ids.implode()) & holds)
+def _carrying(labels: pl.LazyFrame, wanted: pl.Expr) -> pl.Series:
+    """`id_key` of the samples that carry any label of which the newest row is as `wanted`, and not taken off."""
+    stands = (wanted & ~pl.col("removed")).fill_null(False).alias("stands")
+    rows = labels.select(id_key(), "label", stands).collect()
+    # Only of a pair of sample and label with another row does it matter which is the newest.
+    pair = ["id_key", "label"]
+    against = rows.filter(~pl.col("stands")).select(pair).unique()
+    if against.is_empty():
+        return rows["id_key"]
+    newest = (
+        labels.select(id_key(), "label", "created_at", "label_id", stands)
+        .filter(_is_in(against["id_key"]))
+        .sort("created_at", "label_id", descending=True)
+        .unique(subset=pair, keep="first", maintain_order=True)
+        .filter("stands")
         .collect()
     )
-    # JSON has words of its own, such as "role": only what people and models wrote counts.
-    hits = {row["sample_id"] for row in near.iter_rows(named=True) if wanted in _text(row)}
-    return ids.filter(ids.is_in(list(hits)))
+    always = rows.filter("stands").join(against, on=pair, how="anti")
+    return pl.concat([always["id_key"], newest["id_key"]])
 
 
-def _text(row: Mapping[str, Any]) -> str:
-    turns = [*json.loads(row["messages"]), *([json.loads(row["answer"])] if row["answer"] else [])]
-    parts = [str(turn.get("content") or "") for turn in turns]
-    for turn in turns:
-        for call in turn.get("tool_calls") or ():
-            parts += [call["function"]["name"], call["function"]["arguments"]]
-    return "\n".join(parts).lower()
+def _taken(store: Store, run_id: str, split: str | None) -> pl.Series:
+    attempt, _pipeline = attempt_of(store, run_id)
+    mine = (pl.col("attempt") == attempt.key) & pl.col("role").is_in(SPLITS[split])
+    return store.lake.scan(SELECTIONS).filter(mine).select(id_key()).collect()["id_key"]
 
 
-def _whole(store: Store, ids: pl.Series) -> list[dict[str, Any]]:
-    """Samples with text, feedback and labels, in the order of `ids`; one that was deleted meanwhile is left out."""
+def _whole(frames: KeyFrames, ids: pl.Series) -> list[dict[str, Any]]:
+    """Samples with text, feedback and labels, in the order of `ids`."""
     if ids.is_empty():
         return []
-    frames = store.samples.whole()
-    here = pl.col("sample_id").is_in(ids.implode())
-    rows = {row["sample_id"]: {**row, "feedback": [], "labels": []} for row in _rows(frames.samples.filter(here))}
-    for name, frame, key in (("feedback", frames.feedback, "feedback_id"), ("labels", frames.labels, "label_id")):
-        for row in _rows(frame.filter(here).sort("created_at", key)):
+    samples, feedback, labels = pl.collect_all(
+        [
+            frames.samples.filter(among(ids)),
+            frames.feedback.filter(among(ids)).sort("created_at", "feedback_id"),
+            frames.labels.filter(among(ids)).sort("created_at", "label_id"),
+        ]
+    )
+    rows = {row["sample_id"]: {**row, "feedback": [], "labels": []} for row in samples.iter_rows(named=True)}
+    for name, frame in (("feedback", feedback), ("labels", labels)):
+        for row in frame.iter_rows(named=True):
             if row["sample_id"] in rows:
                 rows[row["sample_id"]][name].append(row)
     return [rows[sample_id] for sample_id in ids if sample_id in rows]
-
-
-def _rows(frame: pl.LazyFrame) -> list[dict[str, Any]]:
-    return frame.collect().to_dicts()
 
 
 def _by_id(states: pl.DataFrame) -> dict[str, dict[str, Any]]:
