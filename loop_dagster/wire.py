@@ -6,11 +6,13 @@ left out, never made up.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from loop_dagster.rules.explain import explain
 from loop_dagster.rules.states import outcome_of
+from loop_dagster.store.datasets import Dataset
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.selecting import trained_on
@@ -37,6 +39,31 @@ def lineage(attempt: Attempt) -> dict[str, Any]:
         "rebuild": False,
         "learned_deleted_conversation": False,
         "from_base_reason": attempt.frozen.get("from_base_reason"),
+    }
+
+
+def pipeline_ref(pipeline: Pipeline) -> dict[str, str]:
+    """A pipeline as `LoopDatasetPipelineRef`."""
+    return {"rule_id": pipeline.pipeline_id, "name": pipeline.name}
+
+
+def dataset_refs(datasets: Sequence[Dataset]) -> list[dict[str, str]]:
+    """A pipeline's datasets as `PipelineDatasetRef`."""
+    return [{"id": one.dataset_id, "name": one.name} for one in datasets]
+
+
+def dataset_row(dataset: Dataset, samples: Mapping[str, int], used_by: Sequence[Pipeline]) -> dict[str, Any]:
+    """One dataset with the field names of `LoopDataset`; `samples` counts what it selects now, by feedback."""
+    return {
+        "id": dataset.dataset_id,
+        "name": dataset.name,
+        **dataset.conditions.to_json(),
+        "revision": dataset.revision,
+        "samples": sum(samples.values()),
+        "feedback_counts": dict(samples),
+        "used_by": [pipeline_ref(one) for one in used_by],
+        "created_at": timestamp(dataset.created_at),
+        "updated_at": timestamp(dataset.updated_at),
     }
 
 

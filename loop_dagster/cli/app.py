@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from loop_dagster.cli import attempts, demo, doctor, importing, keys, pipelines, reports, running, samples, versions
+from loop_dagster.cli import (
+    attempts,
+    datasets,
+    demo,
+    doctor,
+    importing,
+    keys,
+    pipelines,
+    reports,
+    running,
+    samples,
+    versions,
+)
 
 app = typer.Typer(
     name="loop",
@@ -14,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(pipelines.app, name="pipelines", help="Create, edit, pause and delete pipelines.")
+app.add_typer(datasets.app, name="datasets", help="Save conditions on samples, see what they select, export it.")
 app.add_typer(samples.app, name="samples", help="List samples and see what each one is worth.")
 app.add_typer(attempts.app, name="attempts", help="List attempts, see why one ended as it did, stop one.")
 app.add_typer(versions.app, name="versions", help="List what went live.")

@@ -9,7 +9,7 @@ from typing import Any
 from loop_dagster.opening import counted
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pipelines import Pipeline
-from loop_dagster.wire import pipeline_row
+from loop_dagster.wire import dataset_refs, pipeline_row
 
 _left_open = ExitStack()
 
@@ -47,10 +47,11 @@ def minimums(store: Store, pipeline: Pipeline) -> dict[str, Any]:
 def described(store: Store, pipeline: Pipeline, *, measured: bool = False) -> dict[str, Any]:
     """One pipeline for JSON; with `measured`, its minimums counted now."""
     live = store.versions.live(pipeline.tag)
-    return pipeline_row(
+    row = pipeline_row(
         pipeline,
         attempts=len(store.attempts.list(pipeline.pipeline_id)),
         versions=len(store.versions.list(pipeline.pipeline_id)),
         live=live.version_no if live else None,
         minimums=minimums(store, pipeline) if measured else None,
     )
+    return {**row, "datasets": dataset_refs(store.datasets.get_many(pipeline.settings.datasets))}

@@ -23,6 +23,9 @@ app = typer.Typer(no_args_is_help=True)
 Ref = Annotated[str, typer.Argument(help="The pipeline's tag, id or name.")]
 Model = Annotated[str, typer.Option("--model", help="A folder, a hub id, or the embedded model's id.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="A further tag to train on; may be repeated.")]
+Dataset = Annotated[
+    list[str] | None, typer.Option("--dataset", help="A dataset to train on too, by name or id; may be repeated.")
+]
 Feedback = Annotated[
     list[str] | None, typer.Option("--feedback", help="Train only on these: good, corrected, bad, unreviewed.")
 ]
@@ -44,6 +47,7 @@ def create(
     name: Annotated[str, typer.Option(help="Name of the use case; its tag is made from it.")],
     model: Model = EMBEDDED,
     tag: Tags = None,
+    dataset: Dataset = None,
     feedback: Feedback = None,
     epochs: Epochs = None,
     learning_rate: Rate = None,
@@ -62,7 +66,7 @@ def create(
     store = opened()
     training = _training(epochs, learning_rate, lora_rank, lora_alpha, replay_percent)
     given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, every, weekday, hour)
-    settings = PipelineSettings.from_json(given)
+    settings = PipelineSettings.from_json(given | _datasets(store, dataset))
     base = resolve(model, store.settings.models_dir)
     pipeline = store.pipelines.create(name, model_id=_model_id(model), model_digest=base.digest, settings=settings)
     _show(store, pipeline, "Created", as_json=as_json)
@@ -77,6 +81,7 @@ def edit(
         int | None, typer.Option(help="Refuse if the pipeline is at another revision.")
     ] = None,
     tag: Tags = None,
+    dataset: Dataset = None,
     feedback: Feedback = None,
     epochs: Epochs = None,
     learning_rate: Rate = None,
@@ -98,6 +103,7 @@ def edit(
     store = opened()
     training = _training(epochs, learning_rate, lora_rank, lora_alpha, replay_percent)
     given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, every, weekday, hour)
+    given |= _datasets(store, dataset)
     for path in clear or []:
         _clear(given, path)
     digest = resolve(model, store.settings.models_dir).digest if model else None
@@ -147,7 +153,8 @@ def show(ref: Ref, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"pipeline": row})
         return
-    table(("Setting", "Value"), flat({key: row[key] for key in row if key != "minimums"}), row["rule_name"])
+    shown = {**row, "datasets": [one["name"] for one in row["datasets"]]}
+    table(("Setting", "Value"), flat({key: shown[key] for key in shown if key != "minimums"}), row["rule_name"])
     out.print(row["minimums"]["message"])
 
 
@@ -211,7 +218,7 @@ def delete(
 def apply_spec(store: Store, spec: dict[str, Any], *, beside: Path) -> tuple[str, Pipeline]:
     """Apply one pipeline of a file that lies in `beside`; `created`, `changed` or `unchanged`, and the pipeline.
 
-    A model folder with a relative path is looked for beside the file first.
+    A model folder with a relative path is looked for beside the file first; a dataset may stand by its name.
     """
     model = spec.get("model", EMBEDDED)
     if isinstance(model, dict):
@@ -221,8 +228,14 @@ def apply_spec(store: Store, spec: dict[str, Any], *, beside: Path) -> tuple[str
     if (beside / model).is_dir():
         model = str(beside / model)
     digest = resolve(model, store.settings.models_dir).digest
-    outcome = store.pipelines.apply({**spec, "model": _model_id(model)}, model_digest=digest)
+    spec = {**spec, "model": _model_id(model)} | _datasets(store, spec.get("datasets"))
+    outcome = store.pipelines.apply(spec, model_digest=digest)
     return outcome, store.pipelines.get(str(spec["name"]))
+
+
+def _datasets(store: Store, refs: list[str] | None) -> dict[str, list[str]]:
+    """The setting for datasets named by name or id; nothing where none were named."""
+    return {"datasets": [store.datasets.get(ref).dataset_id for ref in refs]} if refs else {}
 
 
 class _Yaml(yaml.SafeLoader):

@@ -14,13 +14,14 @@ from pydantic import Field
 
 from loop_dagster.api.bodies import Body, Revision, Sent, reader, schema_of
 from loop_dagster.api.calls import Reader, Unread, Writer, now
-from loop_dagster.api.rows.datasets import dataset_rows, pipeline_ref, preview
+from loop_dagster.api.rows.datasets import dataset_rows, preview
 from loop_dagster.errors import BadRequest, NotFound
 from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.pipelines import MAX_DATASETS
 from loop_dagster.store.datasets import Dataset
 from loop_dagster.store.exporting import exported
 from loop_dagster.store.open import Store
+from loop_dagster.wire import pipeline_ref
 
 router = APIRouter(prefix="/api/loop/datasets", tags=["datasets"])
 

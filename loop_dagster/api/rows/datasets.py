@@ -17,7 +17,7 @@ from loop_dagster.store.datasets import Dataset, using
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
-from loop_dagster.wire import timestamp
+from loop_dagster.wire import dataset_row
 
 #: Trainings that a dataset names.
 _LEARNED_BY: Final = 50
@@ -55,29 +55,11 @@ def _dataset(dataset: Dataset, found: dict[str, int], around: Around) -> dict[st
     learned = _learned_by(dataset, around)
     return {
         **unknown("LoopDataset"),
-        "id": dataset.dataset_id,
-        "name": dataset.name,
-        **dataset.conditions.to_json(),
-        "revision": dataset.revision,
-        "samples": sum(found.values()),
-        "feedback_counts": found,
-        "used_by": [pipeline_ref(one) for one in using(around.pipelines, dataset.dataset_id)],
+        **dataset_row(dataset, found, using(around.pipelines, dataset.dataset_id)),
         "created_by": _creator(dataset.created_by, around),
         "learned_by": learned[:_LEARNED_BY],
         "learned_by_total": len(learned),
-        "created_at": timestamp(dataset.created_at),
-        "updated_at": timestamp(dataset.updated_at),
     }
-
-
-def pipeline_ref(pipeline: Pipeline) -> dict[str, str]:
-    """A pipeline as `LoopDatasetPipelineRef`."""
-    return {"rule_id": pipeline.pipeline_id, "name": pipeline.name}
-
-
-def dataset_refs(store: Store, dataset_ids: Sequence[str]) -> list[dict[str, str]]:
-    """Datasets of a pipeline as `PipelineDatasetRef`."""
-    return [{"id": one.dataset_id, "name": one.name} for one in store.datasets.get_many(dataset_ids)]
 
 
 def _creator(created_by: str | None, around: Around) -> dict[str, Any] | None:

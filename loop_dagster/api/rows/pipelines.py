@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, cast, get_args
@@ -16,20 +16,20 @@ import polars as pl
 
 from loop_dagster.api.gaps import unknown
 from loop_dagster.api.rows.attempts import active_run, cents_of, pipeline_attempt, pipeline_version
-from loop_dagster.api.rows.datasets import dataset_refs
 from loop_dagster.errors import ArtifactTorn, NotFound
 from loop_dagster.opening import MODEL_ERRORS, base_of, counted
 from loop_dagster.rules.minimums import HOLDOUT_MINIMUM, Minimum
 from loop_dagster.rules.recipe import defaults
 from loop_dagster.rules.selection import Selection
 from loop_dagster.rules.states import Outcome
+from loop_dagster.store.capturing import SHOWN_DAYS
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.samples import KeyFrames
 from loop_dagster.store.selecting import measure
 from loop_dagster.store.versions import Version
-from loop_dagster.wire import pipeline_row, timestamp
+from loop_dagster.wire import dataset_refs, pipeline_row, timestamp
 
 Status = Literal["training", "needs_you", "serving", "paused"]
 #: Why a pipeline was paused by itself, in the wire's closed set; what a person paused has no reason.
@@ -135,7 +135,25 @@ def in_full(store: Store, found: Found, now: datetime) -> dict[str, Any]:
     minimum = measured.selection.minimum
     said = f"{minimum.message} {measured.problem}" if measured.problem else minimum.message
     row = _row(store, found, measured.selection, now, store.samples.keys(), shown=_IN_FULL)
-    return {**row, "minimums": _minimums(minimum, said), "versions": _versions(store, found, found.versions)}
+    return {
+        **row,
+        "minimums": _minimums(minimum, said),
+        "versions": _versions(store, found, found.versions),
+        "capture": capture(store, now, {found.pipeline.tag, *found.pipeline.settings.tags}),
+    }
+
+
+def capture(store: Store, now: datetime, tags: Collection[str] | None = None) -> dict[str, Any]:
+    """`PipelineCapture`: calls that the gateway did not record, of a pipeline's tags and of tags that no pipeline had.
+
+    Without `tags`, all of them.
+    """
+    rows = [
+        {"tag": miss.tag, "reason": miss.reason, "calls": miss.calls, "last_at": timestamp(miss.last_at)}
+        for miss in store.capturing.misses(now)
+        if tags is None or miss.tag in tags or miss.reason == "no_pipeline"
+    ]
+    return {"days": SHOWN_DAYS, "not_recorded": rows}
 
 
 def _row(
@@ -153,7 +171,7 @@ def _row(
     return {
         **row,
         **unknown("Pipeline"),
-        "datasets": dataset_refs(store, settings.datasets),
+        "datasets": dataset_refs(store.datasets.get_many(settings.datasets)),
         "base_model_revision": pipeline.model_digest or "",
         "paused_reason": pipeline.paused_reason if pipeline.paused_reason in _PAUSED else None,
         "promotion": {"policy": settings.promotion.policy, "k": settings.promotion.k},
@@ -164,6 +182,7 @@ def _row(
             "held_before": held_before,
         },
         "holdout_size": selection.held,
+        "capture": None,  # the pipeline in full counts it
         "training_defaults": _defaults(store, found),
         "storage": _storage(store, found),
         "status": _status(found),
