@@ -13,7 +13,6 @@ from typing import Any, Final
 #: Null for now → what will fill it.
 NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
     "Pipeline": {
-        "capture": "the gateway, which counts calls that were not recorded",
         "challenger_model": "second models",
         "live_deployment": "a check of the serving engine",
         "chain": "building on the live version",
@@ -117,9 +116,6 @@ FIXED: Final[Mapping[str, Mapping[str, tuple[Any, str]]]] = {
         "benchmark_runs": ([], "there are no benchmarks yet"),
     },
     "TrainingRunPromotion": {"measurements": ([], "decisions are not kept measurement by measurement yet")},
-    "LoopStats": {
-        "capture": ({"days": 7, "not_recorded": []}, "nothing is recorded by header yet, so nothing was missed"),
-    },
 }
 
 #: Fields that the client's types leave optional and that are not sent yet → what will fill them.
@@ -157,11 +153,11 @@ LEFT_OUT: Final[Mapping[str, Mapping[str, str]]] = {
 #: Parts of a body that are checked and not kept yet → what will keep them.
 NOT_KEPT: Final[Mapping[str, Mapping[str, str]]] = {
     "POST /api/loop/traces": {
-        "model_version": "the gateway",
-        "prompt_tokens": "the gateway",
-        "completion_tokens": "the gateway",
-        "latency_ms": "the gateway",
-        "metadata": "the gateway",
+        "model_version": "nothing: a sample is a conversation and the model that answered",
+        "prompt_tokens": "nothing: tokens are counted with the tokenizer that trains",
+        "completion_tokens": "nothing: tokens are counted with the tokenizer that trains",
+        "latency_ms": "nothing: a sample is a conversation and the model that answered",
+        "metadata": "nothing: tags and attributes describe a sample",
     },
     "POST /api/loop/traces/{id}/signals": {"author": "who gave feedback", "metadata": "who gave feedback"},
     "POST /api/loop/training-runs/{id}/reject, cancel": {"reason": "nothing: a timeline holds no words of a person"},

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gateway_world import World, gateway
 from running_api import Api, serving
 
 from loop_dagster.settings import Settings
@@ -28,3 +29,10 @@ def api(installation: Store) -> Iterator[Api]:
 def model(tiny_model: Path) -> dict[str, str]:
     """A base model as a body names it."""
     return {"id": str(tiny_model)}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A gateway in front of an upstream, one for a file of tests."""
+    with gateway(tmp_path_factory.mktemp("gateway-home")) as running:
+        yield running

@@ -1,6 +1,6 @@
-"""An upstream for tests: real HTTP on loopback, speaking OpenAI's and Anthropic's forms. It stands for the network alone.
+"""An upstream for tests: real HTTP on loopback, speaking OpenAI's and Anthropic's forms.
 
-What it answers is given by the test; what it was sent is kept, byte for byte.
+It stands for the network alone. What it answers is given by the test; what it was sent is kept, byte for byte.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ async def list_models(gateway: Gateway, caller: Caller) -> dict[str, Any]:
                 silent.append(target.name)
             for row in listed or ():
                 mine = gateway.upstreams.of(row["id"])
-                if mine is not None and (mine.base, mine.key) == (target.base, target.key):
+                if mine is not None and mine.server == target.server:
                     rows.setdefault(row["id"], row)
         for name in gateway.upstreams.names():
             rows.setdefault(name, _row(name, 0, "upstream"))

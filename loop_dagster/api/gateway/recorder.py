@@ -102,6 +102,12 @@ class Recorder:
             self._bytes += size
             return place
 
+    @property
+    def waiting(self) -> int:
+        """Calls that hold a place: on their way, or ended and not stored yet."""
+        with self._lock:
+            return len(self._places)
+
     def leave(self, place: Place) -> None:
         """Give a place back."""
         with self._lock:

@@ -70,6 +70,11 @@ class Target:
         return f"Target({self.name!r})"
 
     @property
+    def server(self) -> tuple[str, str | None, str]:
+        """What two names of one server have in common."""
+        return self.base, self.key, self.kind
+
+    @property
     def is_here(self) -> bool:
         """Whether it is on this machine, where no proxy leads."""
         host = urlsplit(self.base).hostname or ""
@@ -113,7 +118,10 @@ class Upstreams:
 
     def servers(self) -> list[Target]:
         """Every server once, in the order of the settings."""
-        return list({(one.base, one.key): one for one in self._named.values()}.values())
+        found: dict[tuple[str, str | None, str], Target] = {}
+        for one in self._named.values():
+            found.setdefault(one.server, one)
+        return list(found.values())
 
 
 def _target(name: str, upstream: Upstream) -> Target:

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from loop_dagster.api.gaps import unknown
-from loop_dagster.api.rows.pipelines import RECENT, counts, find_all
+from loop_dagster.api.rows.pipelines import RECENT, capture, counts, find_all
 from loop_dagster.rules.feedback import COLUMNS, WORDS, deciding, id_key
 from loop_dagster.store.open import Store
 from loop_dagster.tables.feedback import VERDICTS
@@ -42,7 +41,7 @@ def stats(store: Store, now: datetime) -> dict[str, Any]:
     for origin, number in given.group_by("origin").len().iter_rows():
         by_source[SOURCES[origin]] += number
     return {
-        **unknown("LoopStats"),
+        "capture": capture(store, now),
         "traces": samples.height,
         "signalled_traces": given["id_key"].n_unique(),
         "signals": given.height,
