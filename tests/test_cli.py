@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import signal
@@ -158,12 +159,18 @@ def test_a_sample_whose_length_nobody_counted_says_so(loop: Loop, support: str, 
     assert reason["reason"].startswith("Nobody has counted yet")
 
 
-def test_utf_16_is_named_and_nothing_is_stored(loop: Loop, support: str, tmp_path: Path) -> None:
+def test_a_file_of_another_form_is_named_and_nothing_is_stored(loop: Loop, support: str, tmp_path: Path) -> None:
     path = tmp_path / "wide.jsonl"
-    path.write_text(json.dumps(GOOD), encoding="utf-16")
-    said = loop("import", str(path), "--pipeline", support)
-    assert said.status == 2
-    assert "UTF-16" in said.errors
+    text = json.dumps(GOOD)
+    for data, name in (
+        (text.encode("utf-16"), "UTF-16"),
+        (gzip.compress(text.encode()), "gzip"),
+        (b"PAR1 ", "Parquet"),
+    ):
+        path.write_bytes(data)
+        said = loop("import", str(path), "--pipeline", support)
+        assert said.status == 2
+        assert name in said.errors
     assert loop("samples", "list", "--json").data["total"] == 0
 
 
@@ -216,3 +223,14 @@ def test_tables_are_for_people(loop: Loop, support: str) -> None:
     assert "training.epochs" in text
     assert not {"{", "None", "True", "False"} & set(text.split())
     assert "{'" not in text
+
+
+def test_a_setting_that_is_none_is_named_where_it_was_given(
+    loop: Loop, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "settings.yaml").write_text("drain_row: 5\n")
+    said = loop("pipelines", "list")
+    assert (said.status, "drain_row in settings.yaml: there is no such setting" in said.errors) == (2, True)
+    (home / "settings.yaml").unlink()
+    monkeypatch.setenv("LOOP_DRAIN_ROWS", "none")
+    assert "LOOP_DRAIN_ROWS:" in loop("pipelines", "list").errors

@@ -6,6 +6,7 @@ Belongs here: the Typer app and turning errors into exit codes. Each command rea
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import warnings
@@ -86,5 +87,12 @@ def _bad_request(message: str) -> dict[str, dict[str, str]]:
 def _first_lines(error: Exception) -> str:
     """What is wrong and where, without the value: it may be a key."""
     if isinstance(error, ValidationError):
-        return " ".join(f"LOOP_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}." for one in error.errors())
+        said = {"extra_forbidden": "there is no such setting; `loop doctor` names those that are near"}
+        return " ".join(f"{_setting(one['loc'])}: {said.get(one['type'], one['msg'])}." for one in error.errors())
     return f"settings.yaml is not YAML: {str(error).splitlines()[0]}."
+
+
+def _setting(where: tuple[int | str, ...]) -> str:
+    """A setting as it was given: a variable of the environment if there is one, else a line of settings.yaml."""
+    variable = f"LOOP_{'_'.join(map(str, where)).upper()}"
+    return variable if variable in map(str.upper, os.environ) else f"{'.'.join(map(str, where))} in settings.yaml"

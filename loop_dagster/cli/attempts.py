@@ -19,7 +19,9 @@ from loop_dagster.wire import attempt_row, timestamp
 
 app = typer.Typer(no_args_is_help=True)
 
-Ref = Annotated[str, typer.Argument(help="An attempt's key (support-3f2a/0007) or run id.")]
+Ref = Annotated[
+    str, typer.Argument(help="An attempt's key (support-3f2a/0007), run id, or number where one pipeline has it.")
+]
 #: Bars as a person reads them, in the order of rules.md.
 BAR_COLUMNS = ("Bar", "Needed", "Got", "Met", "In words")
 

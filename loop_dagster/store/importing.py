@@ -33,7 +33,7 @@ from loop_dagster.rules.tags import labels as checked_labels
 from loop_dagster.store.import_result import NAMED_IDS, ImportResult, RowNote, Tally, name
 from loop_dagster.store.lake import Lake
 from loop_dagster.store.pages import Input, Options, Page, build_page, decode_page
-from loop_dagster.store.rowfiles import file_digest, is_utf16, read_rows
+from loop_dagster.store.rowfiles import file_digest, other_form, read_rows
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
 __all__ = ["ImportResult", "import_file", "import_rows"]
@@ -127,14 +127,14 @@ def import_file(
     nothing; byte order mark, CRLF, blank lines at the end and the file's name do not count. Lines are the file's own,
     from 1; blank ones are passed over. `on_progress` gets bytes done and in all.
 
-    Raises BadRequest as `import_rows` does, and for a path that is no file or one in UTF-16.
+    Raises BadRequest as `import_rows` does, and for a path that is no file or none of text in UTF-8.
     """
     if not path.is_file():
         raise BadRequest(f"There is no file {path.name}. Name a JSONL file or a JSON array; nothing was stored.")
-    if is_utf16(path):
+    if (form := other_form(path)) is not None:
         raise BadRequest(
-            f"{path.name} is text in UTF-16, and UTF-8 is needed; nothing was stored. Write it again with, say, "
-            "iconv -f UTF-16 -t UTF-8."
+            f"{path.name} is {form.name}, and text in UTF-8 is needed; nothing was stored. Write it again with, say, "
+            f"{form.mend}."
         )
     settings = _settings(
         source=source,

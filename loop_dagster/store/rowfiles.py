@@ -23,6 +23,23 @@ _BLANK: Final = b" \t\r\n"
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},]|"', re.DOTALL)
 
 
+class Form(NamedTuple):
+    """A kind of file that holds no text in UTF-8: its first bytes, its name, and what makes text of it."""
+
+    mark: bytes
+    name: str
+    mend: str
+
+
+_FORMS: Final = (
+    Form(codecs.BOM_UTF16_LE, "text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    Form(codecs.BOM_UTF16_BE, "text in UTF-16", "iconv -f UTF-16 -t UTF-8"),
+    Form(b"\x1f\x8b", "compressed with gzip", "gunzip"),
+    Form(b"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd"),
+    Form(b"PK\x03\x04", "a ZIP archive", "unzip"),
+    Form(b"PAR1", "Parquet", "Polars: read_parquet(...).write_ndjson(...)"),
+)
+
 #: Stands for the end of an array that has none.
 CUT_OFF: Final = b""
 
@@ -49,10 +66,11 @@ def file_digest(path: Path, salt: str) -> str:
     return str(digest.hexdigest())
 
 
-def is_utf16(path: Path) -> bool:
-    """Whether the file begins with the byte order mark of UTF-16."""
+def other_form(path: Path) -> Form | None:
+    """What the file is instead of text in UTF-8, by its first bytes; None for text."""
     with path.open("rb") as file:
-        return file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        head = file.read(8)
+    return next((form for form in _FORMS if head.startswith(form.mark)), None)
 
 
 def read_rows(path: Path) -> Iterator[tuple[list[RawRow], int]]:

@@ -27,7 +27,9 @@ def main() -> int:
     """Run the rounds and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "kinds", nargs="*", help="daemon, worker, child, two (daemons), import, drain, load; all if none is named"
+        "kinds",
+        nargs="*",
+        help="daemon, worker, child, two (daemons), cancel, import, drain, load; all if none is named",
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -44,12 +46,13 @@ def main() -> int:
             "drain": partial(kills.kill_a_drain, homes),
             "load": partial(load.kill_under_load, homes),
         }
-        attempts = {"two", *kills.MARKS}
+        attempts = {"two", "cancel", *kills.MARKS}
         kinds = chosen.kinds or ["import", "drain", "load", *sorted(attempts)]
         if attempts & set(kinds):
             template = kills.template_home(homes, tiny.tiny_model(folder / "model"), _conversations(folder))
             for target in kills.MARKS:
                 rounds[target] = partial(kills.kill_in_an_attempt, homes, template, target)
+            rounds["cancel"] = partial(kills.cancel_in_an_attempt, homes, template)
             rounds["two"] = partial(kills.two_daemons, homes, template)
         for kind in kinds:
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):

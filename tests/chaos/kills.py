@@ -11,13 +11,15 @@ import random
 import subprocess
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import polars as pl
 from homes import Home, Homes, kill
 
-from loop_dagster.rules.states import step_of
+from loop_dagster.errors import MoveNotAllowed
+from loop_dagster.rules.states import FLOW, step_of
 from loop_dagster.store.open import Store
 from loop_dagster.tables import ADAPTERS, FEEDBACK, HOLDOUTS, LABELS, REPORTS, SAMPLES, TRAINING_SETS
 
@@ -32,6 +34,8 @@ MARKS: dict[Target, str] = {
 ATTEMPT_S = 30.0
 #: A step is given up for lost after a minute; this is ample for one lost step and the rest.
 PATIENCE_S = 600.0
+#: How long the child of a cancelled attempt may go on.
+CANCEL_S = 15.0
 
 
 def kill_in_an_attempt(homes: Homes, template: Home, target: Target, seed: int) -> str:
@@ -88,6 +92,40 @@ def two_daemons(homes: Homes, template: Home, seed: int) -> str:
     assert _stored(home.store) == before, f"two daemons {seed}: samples changed"
     homes.drop(home)
     return f"{len(daemons)} daemons at once, one killed"
+
+
+def cancel_in_an_attempt(homes: Homes, template: Home, seed: int) -> str:
+    """An attempt that is cancelled in one of its states: it has ended at once, and so has its child within seconds."""
+    rng = random.Random(f"cancel-{seed}")
+    state = FLOW[seed % FLOW.index("promoted")]  # each in turn
+    home = homes.copy(template, f"cancel-{seed}")
+    running = home.start("run", "--until-idle", "--json")
+    try:
+        attempt, store = None, home.store
+        give_up = time.monotonic() + PATIENCE_S
+        while attempt is None and time.monotonic() < give_up:
+            attempt = next((one for one in store.attempts.list() if FLOW.index(one.state) >= FLOW.index(state)), None)
+            time.sleep(0.05)
+        assert attempt is not None, f"cancel {seed}: {state} was never reached"
+        time.sleep(rng.uniform(0.0, 2.0) if state in ("training", "candidate_running") else 0.0)
+        try:
+            store.attempts.request_cancel(attempt.run_id, now=datetime.now(UTC))
+        except MoveNotAllowed:
+            return f"{state}: the attempt was over before it could be cancelled"
+        began = time.monotonic()
+        while home.processes(MARKS["child"]) and time.monotonic() - began < CANCEL_S:
+            time.sleep(0.1)
+        took = time.monotonic() - began
+        assert not home.processes(MARKS["child"]), f"cancel {seed} ({state}): its child runs {CANCEL_S:.0f} s later"
+        running.wait(PATIENCE_S)
+    finally:
+        home.end()
+    [after] = store.attempts.list()
+    was = store.attempts.timeline(after.run_id)[-1].from_state
+    assert after.state == "cancelled", f"cancel {seed} ({state}): {after.state}, {after.reason}"
+    assert not store.versions.list(), f"cancel {seed} ({state}): a version went live"
+    homes.drop(home)
+    return f"cancelled in {was}; its child was gone {took:.1f} s later"
 
 
 def kill_an_import(homes: Homes, seed: int, *, rows: int = 3_000) -> str:

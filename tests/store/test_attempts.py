@@ -72,6 +72,19 @@ def test_numbers_key_and_what_is_frozen(store: Attempts, pipeline: Pipeline) -> 
     assert store.counts() == {pipeline.pipeline_id: {"failed": 1, "built": 1}}
 
 
+def test_a_number_alone_is_enough_while_one_pipeline_has_it(
+    registry: Registry, store: Attempts, pipeline: Pipeline
+) -> None:
+    first = start(store, pipeline)
+    assert store.get("1") == store.get("0001") == first
+    with pytest.raises(NotFound):
+        store.get("2")
+    other = Pipelines(registry).create("Returns", model_id="base", now=NOW)
+    start(store, other)
+    with pytest.raises(NotFound, match=f"{first.key}, {other.pipeline_id}/0001"):
+        store.get("1")
+
+
 def test_every_active_state_holds_the_next_one(store: Attempts) -> None:
     for state in (state for state in STATES if state not in TERMINAL):
         pipeline = Pipelines(store.registry).create(state, model_id="base", now=NOW)
