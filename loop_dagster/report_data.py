@@ -64,7 +64,7 @@ def find_attempt(store: Store, ref: str, *, pipeline: str | None = None) -> Atte
         return store.attempts.by_number(owner.pipeline_id, int(ref))
     if len(ref.rpartition("/")[2]) > MOST_DIGITS and "/" in ref:
         raise NotFound("attempt", ref)
-    attempt = store.attempts.get(ref)
+    attempt = store.attempts.find(ref)
     if attempt.pipeline_id not in {one.pipeline_id for one in store.pipelines.list()}:
         raise NotFound("attempt", ref)
     if wanted is not None and attempt.pipeline_id != wanted.pipeline_id:

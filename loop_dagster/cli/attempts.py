@@ -61,7 +61,7 @@ def list_(
 def show(ref: Ref, as_json: AsJson = False) -> None:
     """One attempt with its timeline, and every bar of its report: why it went live, or not."""
     store = opened()
-    attempt = store.attempts.get(ref)
+    attempt = store.attempts.find(ref)
     pipeline = store.pipelines.get(attempt.pipeline_id, deleted=True)
     row = attempt_row(attempt, pipeline)
     timeline = [
@@ -84,7 +84,7 @@ def cancel(ref: Ref, as_json: AsJson = False) -> None:
     """Stop an attempt that is under way; its samples go to the next one."""
     store = opened()
     attempt = store.attempts.request_cancel(
-        store.attempts.get(ref).run_id, now=now(), sentence="Cancelled from the command line."
+        store.attempts.find(ref).run_id, now=now(), sentence="Cancelled from the command line."
     )
     pipeline = store.pipelines.get(attempt.pipeline_id, deleted=True)
     if as_json:
@@ -101,21 +101,21 @@ def approve(
 ) -> None:
     """Let an attempt that waits for a decision go live, as soon as the daemon has loaded it."""
     store = opened()
-    _tell_decided(store, deciding.approve(store, store.attempts.get(ref), force=force, now=now()), as_json=as_json)
+    _tell_decided(store, deciding.approve(store, store.attempts.find(ref), force=force, now=now()), as_json=as_json)
 
 
 @app.command()
 def reject(ref: Ref, as_json: AsJson = False) -> None:
     """Close an attempt that waits for a decision; what is live stays."""
     store = opened()
-    _tell_decided(store, deciding.reject(store, store.attempts.get(ref), now=now()), as_json=as_json)
+    _tell_decided(store, deciding.reject(store, store.attempts.find(ref), now=now()), as_json=as_json)
 
 
 @app.command("test-again")
 def test_again(ref: Ref, as_json: AsJson = False) -> None:
     """Compare an attempt that trained and was never tested with what is live now, while its adapter is kept."""
     store = opened()
-    _tell_decided(store, deciding.test_again(store, store.attempts.get(ref), now=now()), as_json=as_json)
+    _tell_decided(store, deciding.test_again(store, store.attempts.find(ref), now=now()), as_json=as_json)
 
 
 def _tell_decided(store: Store, attempt: Attempt, *, as_json: bool) -> None:

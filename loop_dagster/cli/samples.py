@@ -170,7 +170,7 @@ def _chosen(store: Store, states: pl.DataFrame | None, state: str | None, attemp
     if attempt is not None:
         if split not in SPLITS:
             raise BadRequest(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")
-        mine = pl.col("attempt") == store.attempts.get(attempt).key
+        mine = pl.col("attempt") == store.attempts.find(attempt).key
         roles = pl.col("role").is_in(SPLITS[split])
         return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id").collect().get_column("sample_id")
     if states is not None:

@@ -45,6 +45,8 @@ from loop_dagster.store.scorings import hand_over_in
 __all__ = ["FIELDS", "LOOP", "Attempt", "Attempts", "Claim", "Event", "StepOutcome", "lease_name"]
 
 _KEY: Final = re.compile(r"(?P<pipeline>.+)/(?P<number>[0-9]{4,})")
+#: Longer numbers are no attempt's.
+_DIGITS: Final = 10
 
 
 class Attempts:
@@ -325,6 +327,15 @@ class Attempts:
             return self.by_number(found["pipeline"], int(found["number"]))
         with self.registry.read() as connection:
             return self._get(connection, ref)
+
+    def find(self, ref: str) -> Attempt:
+        """`get` for people: a number is enough where no other pipeline has it. NotFound names those that have it."""
+        if not (ref.isascii() and ref.isdigit() and len(ref) < _DIGITS):
+            return self.get(ref)
+        rows = self._select(attempts.c.attempt_no == int(ref))
+        if len(rows) == 1:
+            return rows[0]
+        raise NotFound("attempt", ref, [row.key for row in rows[:3]])
 
     def by_number(self, pipeline_id: str, attempt_no: int) -> Attempt:
         rows = self._select(attempts.c.pipeline_id == pipeline_id, attempts.c.attempt_no == attempt_no)

@@ -76,13 +76,13 @@ def test_a_number_alone_is_enough_while_one_pipeline_has_it(
     registry: Registry, store: Attempts, pipeline: Pipeline
 ) -> None:
     first = start(store, pipeline)
-    assert store.get("1") == store.get("0001") == first
+    assert store.find("1") == store.find("0001") == first
     with pytest.raises(NotFound):
-        store.get("2")
+        store.find("2")
     other = Pipelines(registry).create("Returns", model_id="base", now=NOW)
     start(store, other)
     with pytest.raises(NotFound, match=f"{first.key}, {other.pipeline_id}/0001"):
-        store.get("1")
+        store.find("1")
 
 
 def test_every_active_state_holds_the_next_one(store: Attempts) -> None:
