@@ -12,9 +12,11 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.concurrency import run_in_threadpool
 
 from loop_dagster.api import problems
 from loop_dagster.api.calls import Stores
+from loop_dagster.api.captures import Captures
 from loop_dagster.api.gateway.gateway import Gateway
 from loop_dagster.api.routers import (
     configs,
@@ -55,6 +57,7 @@ def create_app(store: Store) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         await app.state.gateway.close()
+        await run_in_threadpool(app.state.captures.close)
         app.state.stores.close()
 
     app = FastAPI(
@@ -66,6 +69,7 @@ def create_app(store: Store) -> FastAPI:
     )
     app.state.stores = Stores(store)
     app.state.gateway = Gateway(app.state.stores)
+    app.state.captures = Captures()
     problems.install(app)
     app.include_router(_health)
     # What is not built stands first: its fixed addresses would else read as ids of a built route.

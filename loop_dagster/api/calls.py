@@ -7,10 +7,11 @@ another workspace is an id that is not there.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -45,6 +46,8 @@ class Stores:
         self.home = store
         self._known = {store.registry.workspace: store}
         self._lock = threading.Lock()
+        self._asked: dict[str, asyncio.Future[ApiKey | None]] = {}
+        self._looking: asyncio.Task[None] | None = None
 
     def of(self, workspace: str) -> Store:
         """The stores of a workspace that a key is bound to."""
@@ -53,6 +56,34 @@ class Stores:
                 settings = self.home.settings.model_copy(update={"workspace": workspace})
                 self._known[workspace] = store_over(settings, Registry(settings.registry, workspace))
             return self._known[workspace]
+
+    async def key(self, text: str) -> ApiKey | None:
+        """The key that `text` is, None for none: asked of the registry after this call began, so a revoked one is out.
+
+        Calls that come while others are looked up are looked up together next.
+        """
+        found = self._asked.get(text)
+        if found is None:
+            found = self._asked[text] = asyncio.get_running_loop().create_future()
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().create_task(self._look_up())
+        return await asyncio.shield(found)
+
+    def _find(self, texts: Sequence[str]) -> list[ApiKey | None]:
+        return [self.home.keys.find(text) for text in texts]
+
+    async def _look_up(self) -> None:
+        while self._asked:
+            asked, self._asked = self._asked, {}
+            try:
+                keys = await run_in_threadpool(self._find, list(asked))
+            except Exception as error:  # every caller hears of it
+                for future in asked.values():
+                    future.set_exception(error)
+            else:
+                for future, key in zip(asked.values(), keys, strict=True):
+                    future.set_result(key)
+        self._looking = None
 
     def close(self) -> None:
         for store in self._known.values():
@@ -165,7 +196,7 @@ def needs(scope: Scope | None) -> Callable[[Request], Coroutine[Any, Any, Caller
         check_address(request)
         stores: Stores = request.app.state.stores
         text = key_text(request)
-        key = await run_in_threadpool(stores.home.keys.find, text) if text else None
+        key = await stores.key(text) if text else None
         if key is None:
             raise Unauthorized
         found = caller_of(request, stores, key)

@@ -135,31 +135,23 @@ class Inbox:
         ]
         keys = list(dict.fromkeys(entries[0]["row_key"] for entries in wanted))
         while True:
-            waiting = self.identities(keys)
             with self.registry.read() as connection:
-                drained = self._last_finished(connection)
+                waiting, drained = self._ids(connection, keys), self._last_finished(connection)
             found = in_lake([key for key in keys if key not in waiting])
             with self.registry.write() as connection:
                 self._lock(connection, shared=True)
                 if self._last_finished(connection) != drained:
                     continue  # as in put_sample
                 dead = self._dead(connection, found.values())
-                puts = [self._put_one(connection, entries, found, dead) for entries in wanted]
-            if None not in puts:
-                return [put for put in puts if put is not None]
-
-    def _put_one(
-        self, connection: sa.Connection, entries: list[dict[str, Any]], found: Mapping[str, str], dead: set[str]
-    ) -> Put | None:
-        """One sample of a batch; None when the first one vanished between two statements: look again."""
-        identity, sample_id = entries[0]["row_key"], entries[0]["sample_id"]
-        if identity in found and found[identity] not in dead:
-            return Put(found[identity], found[identity] == sample_id)
-        if insert_new(connection, inbox, entries[0]):
-            insert_many_new(connection, inbox, entries[1:])
-            return Put(sample_id, True)
-        first = self._waiting_id(connection, identity)
-        return None if first is None else Put(first, first == sample_id)
+                known = {key: sample_id for key, sample_id in found.items() if sample_id not in dead}
+                new = [entries for entries in wanted if entries[0]["row_key"] not in known]
+                insert_many_new(connection, inbox, [entries[0] for entries in new])
+                ids = known | self._ids(connection, [key for key in keys if key not in known])
+                mine = [entries for entries in new if ids.get(entries[0]["row_key"]) == entries[0]["sample_id"]]
+                insert_many_new(connection, inbox, [entry for entries in mine for entry in entries[1:]])
+            if len(ids) == len(keys):
+                pairs = [(ids[entries[0]["row_key"]], entries[0]["sample_id"]) for entries in wanted]
+                return [Put(first, first == sample_id) for first, sample_id in pairs]
 
     def put(
         self,
@@ -223,17 +215,8 @@ class Inbox:
 
     def identities(self, identities: Collection[str]) -> dict[str, str]:
         """Those of the identities whose sample waits here, with the sample's id."""
-        found: dict[str, str] = {}
-        wanted = list(identities)
         with self.registry.read() as connection:
-            for start in range(0, len(wanted), 500):
-                query = sa.select(inbox.c.row_key, inbox.c.sample_id).where(
-                    self._mine(),
-                    inbox.c.table_name == SAMPLES.name,
-                    inbox.c.row_key.in_(wanted[start : start + 500]),
-                )
-                found |= {row.row_key: row.sample_id for row in connection.execute(query)}
-        return found
+            return self._ids(connection, list(identities))
 
     # draining
 
@@ -343,6 +326,16 @@ class Inbox:
             self._mine(), inbox.c.table_name == SAMPLES.name, inbox.c.row_key == identity
         )
         return connection.execute(query).scalar()
+
+    def _ids(self, connection: sa.Connection, identities: Sequence[str]) -> dict[str, str]:
+        """Those of the identities whose sample waits here, with the sample's id."""
+        found: dict[str, str] = {}
+        for start in range(0, len(identities), 500):
+            query = sa.select(inbox.c.row_key, inbox.c.sample_id).where(
+                self._mine(), inbox.c.table_name == SAMPLES.name, inbox.c.row_key.in_(identities[start : start + 500])
+            )
+            found |= {row.row_key: row.sample_id for row in connection.execute(query)}
+        return found
 
     def _last_finished(self, connection: sa.Connection) -> int | None:
         done = sa.select(sa.func.max(batches.c.batch)).where(self._my_batches(), batches.c.done_at.is_not(None))

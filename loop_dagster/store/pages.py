@@ -434,11 +434,13 @@ def sample_row(
     expires_at: datetime,
     model: str | None = None,
     conversation_id: str | None = None,
+    keyed: bool = True,
 ) -> tuple[dict[str, Any], Counts]:
     """One captured conversation as a row of SAMPLES, redacted and keyed, and how many secrets of each kind it had.
 
     Messages, answer and tools are canonical (rules/canonical.py). The keys are those that an import of the same
-    conversation gets. Raises UnreadableJsonError for text that is no UTF-8.
+    conversation gets; with `keyed` false prompt_key is 0, and `put_prompt_keys` sets it for many rows at once, which
+    costs a tenth. Raises UnreadableJsonError for text that is no UTF-8.
     """
     clean = redact_parts(messages, answer, tools, None)
     texts = {
@@ -457,7 +459,7 @@ def sample_row(
         "model": model,
         **texts,
         "text_key": canonical.text_key(texts["messages"] or "", texts["tools"]),
-        "prompt_key": canonical.prompt_key(clean.messages),
+        "prompt_key": canonical.prompt_key(clean.messages) if keyed else 0,
         "answer_key": None if texts["answer"] is None else canonical.key(texts["answer"]),
         "bytes": sum(len(text.encode("utf-8")) for text in texts.values() if text is not None),
         "flag": flag,
@@ -465,3 +467,10 @@ def sample_row(
         "expires_at": expires_at,
     }
     return {name: row[name] for name in SAMPLES.schema}, clean.counts
+
+
+def put_prompt_keys(rows: Sequence[dict[str, Any]]) -> None:
+    """Set prompt_key of rows that `sample_row` left without."""
+    prompts = pl.Series([canonical.prompt_text(orjson.loads(row["messages"])) for row in rows], dtype=pl.String)
+    for row, key in zip(rows, canonical.prompt_keys(prompts).to_list(), strict=True):
+        row["prompt_key"] = key

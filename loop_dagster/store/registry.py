@@ -146,10 +146,24 @@ class Registry:
     def write(self) -> Iterator[sa.Connection]:
         """One writing transaction: committed when the block ends, rolled back when it raises.
 
-        On SQLite it waits up to 30 s for other writers. Errors as in `read`.
+        On SQLite it waits up to 30 s for other writers. Those of this process queue up: SQLite itself only tries again
+        and again, and whoever sleeps longest between two tries may come last each time. Errors as in `read`.
         """
-        with self._transaction({"begin": "IMMEDIATE"}) as connection:
+        with self._turn(), self._transaction({"begin": "IMMEDIATE"}) as connection:
             yield connection
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        if self.path is None:
+            yield
+            return
+        turn = _turns(str(self.path))
+        if not turn.acquire(timeout=BUSY_S):
+            raise RegistryUnavailable(self.where, "database is locked")
+        try:
+            yield
+        finally:
+            turn.release()
 
     @contextlib.contextmanager
     def _transaction(self, options: dict[str, Any]) -> Iterator[sa.Connection]:
@@ -333,6 +347,14 @@ class Registry:
         """Close this process's connections; the registry can be used again afterwards."""
         if self._engine is not None and self._pid == os.getpid():
             self._engine.dispose()
+
+
+#: Whose turn it is to write, by process and SQLite file: a lock that a parent held at a fork is none of the child's.
+_TURNS: Final[dict[tuple[int, str], threading.Lock]] = {}
+
+
+def _turns(path: str) -> threading.Lock:
+    return _TURNS.setdefault((os.getpid(), path), threading.Lock())
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> bool:

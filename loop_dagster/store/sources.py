@@ -6,7 +6,7 @@ Belongs here: the rows. Does not belong here: recording (inbox.py), the source t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -53,6 +53,13 @@ class Sources:
         with self.registry.read() as connection:
             row = connection.execute(sa.select(sources).where(self._is(name))).mappings().one_or_none()
         return Source(name) if row is None else source_of(row)
+
+    def get_many(self, names: Collection[str]) -> dict[str, Source]:
+        """Sources by name, as `get`; the names are clean."""
+        wanted = sa.and_(sources.c.workspace == self.registry.workspace, sources.c.source.in_(list(names)))
+        with self.registry.read() as connection:
+            rows = connection.execute(sa.select(sources).where(wanted)).mappings().all()
+        return {name: Source(name) for name in names} | {row["source"]: source_of(row) for row in rows}
 
     def put(
         self,

@@ -6,6 +6,7 @@ Belongs here: filters and the body of a capture. Does not belong here: rows (row
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -18,6 +19,7 @@ from uuid_utils import uuid7
 
 from loop_dagster.api.bodies import MEDIUM, Body, Sent, check_content_type, checked, parsed, read, schema_of
 from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
+from loop_dagster.api.captures import Asked, Captures, Planned
 from loop_dagster.api.finding import Filters, find
 from loop_dagster.api.routers.feedback import verdict_of
 from loop_dagster.api.rows.samples import read_sample, trace, trace_in_full
@@ -28,6 +30,7 @@ from loop_dagster.rules.recording import is_kept
 from loop_dagster.rules.retention import captured_until
 from loop_dagster.rules.shapes import flag
 from loop_dagster.store.giving import feedback_row, label_rows
+from loop_dagster.store.inbox import NewSample
 from loop_dagster.store.pages import sample_row
 from loop_dagster.store.sources import Source, source_name
 
@@ -69,12 +72,14 @@ class Capture(Body):
 
 
 _APART: Final = ("messages", "tool_calls", "tools")
+#: Bytes of a body that is read at once: a thread for it would take longer.
+_SHORT: Final = 50_000
 
 
 async def _capture_body(request: Request) -> tuple[Sent, Capture]:
     sent = await read(request, MEDIUM)
     check_content_type(request.headers.get("content-type"))
-    return sent, await run_in_threadpool(_read, sent.raw)
+    return sent, _read(sent.raw) if len(sent.raw) <= _SHORT else await run_in_threadpool(_read, sent.raw)
 
 
 def _read(raw: bytes) -> Capture:
@@ -94,15 +99,18 @@ def _read(raw: bytes) -> Capture:
 
 
 @router.post("", openapi_extra=schema_of(Capture))
-def capture(caller: Writer, body: Annotated[tuple[Sent, Capture], Depends(_capture_body)]) -> JSONResponse:
+async def capture(caller: Writer, body: Annotated[tuple[Sent, Capture], Depends(_capture_body)]) -> JSONResponse:
     """Record one exchange of a source that is switched on; of any other it says why it did not."""
     sent, given = body
-    return caller.once(sent, lambda: _capture(caller, given))
+    captures: Captures = caller.request.app.state.captures
+    asked = Asked(caller.store, source_name(given.deployment_id), lambda source: _plan(caller, given, source))
+    if "idempotency-key" in caller.request.headers:
+        return await run_in_threadpool(lambda: caller.once(sent, lambda: captures.put(asked).result()))
+    return JSONResponse(await asyncio.wrap_future(captures.put(asked)))
 
 
-def _capture(caller: Caller, given: Capture) -> dict[str, Any]:
-    store = caller.store
-    source = store.sources.get(source_name(given.deployment_id))
+def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str, Any]:
+    """What is to be stored of an exchange whose source is set up like this, or the answer that says why nothing is."""
     moment = now()
     try:
         messages = [canonical.message(one) for one in given.messages]
@@ -131,18 +139,12 @@ def _capture(caller: Caller, given: Capture) -> dict[str, Any]:
         expires_at=captured_until(moment, source.retention_days),
         model=given.model,
         conversation_id=given.conversation_id,
+        keyed=False,
     )
     feedback = []
     if said is not None and verdict is not None:
         feedback.append(feedback_row(sample_id, verdict, said.correction, said.reason, moment))
-    put = store.inbox.put_sample(
-        {**row, "sample_id": sample_id},
-        feedback=feedback,
-        labels=labels,
-        in_lake=store.samples.find_identity if given.request_id is not None else None,
-        now=moment,
-    )
-    return {"captured": True, "trace_id": put.sample_id, "already_present": not put.stored}
+    return Planned(NewSample({**row, "sample_id": sample_id}, feedback, labels), again=given.request_id is not None)
 
 
 def _why_not(request: Request, source: Source, given: Capture) -> str | None:
