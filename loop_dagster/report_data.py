@@ -47,7 +47,7 @@ MOST_DIGITS: Final = 9
 _REFERENCE_KINDS: Final[Mapping[str, ReferenceKind]] = {"accepted": "good", "edited": "correction", "gold": "gold"}
 _OUTCOME_OF: Final[Mapping[str, Outcome]] = {"candidate": "won", "incumbent": "lost", "tie": "tie"}
 #: An attempt in one of these is compared, for the first time or again.
-_COMPARING: Final = ("checkpoint_ready", "candidate_booking", "candidate_running", "evaluating", "waiting_gpus")
+COMPARING: Final = ("checkpoint_ready", "candidate_booking", "candidate_running", "evaluating", "waiting_gpus")
 
 
 def find_attempt(store: Store, ref: str, *, pipeline: str | None = None) -> Attempt:
@@ -103,7 +103,7 @@ def report_of(store: Store, attempt: Attempt) -> Report:
         training=training_of(store, attempt),
         selected=_selected(_rows(store, SELECTIONS, attempt)),
         timeline=timeline,
-        answers_are_newer=attempt.state in _COMPARING or judged != (result.rows_scored, result.rows_failed),
+        answers_are_newer=attempt.state in COMPARING or judged != (result.rows_scored, result.rows_failed),
         answer_limit=answer_limit(questions, most=attempt.frozen["max_answer_tokens"]),
     )
 

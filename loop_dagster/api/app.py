@@ -19,6 +19,7 @@ from loop_dagster.api.calls import Stores
 from loop_dagster.api.captures import Captures
 from loop_dagster.api.gateway.gateway import Gateway
 from loop_dagster.api.routers import (
+    comparing,
     configs,
     datasets,
     evaluations,
@@ -43,6 +44,7 @@ ROUTERS = (
     imports,
     datasets,
     pipelines,
+    comparing,
     training_runs,
     evaluations,
     gateway,

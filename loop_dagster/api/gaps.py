@@ -82,11 +82,31 @@ NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
     "EvaluationItemJudge": {"reason": "the judge's reasons, once they are kept"},
     "EvaluationPairwiseOrder": {"reason": "the judge's reasons, once they are kept"},
     "ApiKeyIntrospection": {"expires_at": "keys that expire"},
+    "LoopMetricPoint": {
+        "recipe_note": "nothing: no attempt varies a recipe",
+        "recipe_of_version": "nothing: no attempt varies a recipe",
+    },
+    "PromotionPolicyState": {
+        "updated_at": "who saved which revision, once it is kept",
+        "updated_by": "who saved which revision, once it is kept",
+    },
+    "VersionScores": {"promotion": "decisions measurement by measurement, once they are kept"},
 }
 
 #: Figures without a null on the wire → what they are until then, and why that is true.
 FIXED: Final[Mapping[str, Mapping[str, tuple[Any, str]]]] = {
     "LoopDataset": {"in_benchmarks": (0, "there are no benchmarks yet")},
+    "AttemptCompareResponse": {"benchmarks": ([], "there are no benchmarks yet")},
+    "VersionCompareResponse": {
+        "benchmarks": ([], "there are no benchmarks yet"),
+        "differences": ([], "there are no benchmarks yet"),
+    },
+    "VersionScores": {"benchmarks": ([], "there are no benchmarks yet")},
+    "LoopMetricPoint": {
+        "billed_training_cents": (0, "machines have no price yet"),
+        "billed_candidate_cents": (0, "machines have no price yet"),
+        "benchmark_spent_cents": (0, "there are no benchmarks yet"),
+    },
     "LoopDatasetPreview": {"in_benchmarks": (0, "there are no benchmarks yet")},
     "PipelineVersion": {
         "benchmark_comparable": (False, "there are no benchmarks yet"),

@@ -15,9 +15,6 @@ from loop_dagster.store.keys import Scope
 
 #: Address → its methods.
 ADDRESSES: Final = {
-    "/api/loop/metrics/history": ("GET",),
-    "/api/loop/pipelines/{pipeline_id}/attempts/compare": ("GET",),
-    "/api/loop/pipelines/{pipeline_id}/versions/compare": ("GET",),
     "/api/loop/pipelines/{pipeline_id}/benchmarks": ("GET", "POST"),
     "/api/loop/pipelines/{pipeline_id}/benchmarks/{benchmark_id}": ("PUT", "DELETE"),
     "/api/loop/pipelines/{pipeline_id}/live/deployments": ("GET",),

@@ -32,7 +32,7 @@ from loop_dagster.wire import attempt_row, lineage, timestamp, version_row
 
 _RUN_ID: Final = re.compile(r"[0-9a-f-]{36}")
 #: Why an attempt opened, in the words of runs.
-_TRIGGERS: Final[Mapping[str, str]] = {"data": "rows", "schedule": "cadence"}
+TRIGGERS: Final[Mapping[str, str]] = {"data": "rows", "schedule": "cadence"}
 #: Where a comparison begins on a timeline.
 _COMPARED: Final = ("candidate_booking", "candidate_running", "evaluating")
 
@@ -215,7 +215,7 @@ def _common(
         "rule_name": pipeline.name,
         "workspace_id": store.registry.workspace,
         "seq": attempt.attempt_no,
-        "trigger": _TRIGGERS.get(attempt.trigger, attempt.trigger),
+        "trigger": TRIGGERS.get(attempt.trigger, attempt.trigger),
         "recipe": _recipe(attempt, training),
         "state": attempt.state,
         "state_entered_at": timestamp(attempt.since),
