@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from loop_dagster.rules.explain import explain
+from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.rules.states import outcome_of
 from loop_dagster.store.datasets import Dataset
 from loop_dagster.store.pipelines import Pipeline
@@ -67,6 +68,27 @@ def dataset_row(dataset: Dataset, samples: Mapping[str, int], used_by: Sequence[
     }
 
 
+def costs(attempt: Attempt) -> dict[str, int]:
+    """What the attempt cost, in whole cents; the parts add up to its `cost_cents`. Machines have no price yet."""
+    return {
+        "training_cents": 0,
+        "comparison_cents": 0,
+        "scoring_cents": int(attempt.counts.get("judge_nanocents") or 0) // NANOCENTS,
+        "benchmark_cents": 0,
+        "sample_scoring_cents": sample_scoring(attempt)["sample_scoring_cents"],
+    }
+
+
+def sample_scoring(attempt: Attempt) -> dict[str, int]:
+    """What scoring unreviewed samples did for the attempt before it opened (`_AttemptSampleScoring`)."""
+    done = attempt.frozen.get("sample_scoring", {})
+    return {
+        "sample_scoring_cents": done.get("nanocents", 0) // NANOCENTS,
+        "sample_scored": done.get("scored", 0),
+        "sample_picked": done.get("picked", 0),
+    }
+
+
 def attempt_row(attempt: Attempt, pipeline: Pipeline) -> dict[str, Any]:
     """One attempt as `PipelineAttempt`, with the pipeline's id and tag beside it."""
     report = attempt.report or {}
@@ -92,6 +114,8 @@ def attempt_row(attempt: Attempt, pipeline: Pipeline) -> dict[str, Any]:
         "train_rows": attempt.train_rows,
         "holdout_rows": attempt.holdout_rows,
         "train_rows_by_judge": attempt.counts.get("picked"),
+        "cost_cents": sum(costs(attempt).values()),
+        **sample_scoring(attempt),
         "lineage": lineage(attempt),
         "builds_on_version": None,
         "trained_on": trained_on(attempt),
@@ -170,6 +194,7 @@ def pipeline_row(
         "revision": pipeline.revision,
         **settings,
         "tags": [pipeline.tag, *settings["tags"]],
+        "auto_scoring": {"enabled": settings["auto_scoring"]},
         "live_version": live,
         "attempts_total": attempts,
         "versions_total": versions,

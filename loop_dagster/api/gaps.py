@@ -21,7 +21,6 @@ NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
         "last_checked_at": "the time of the sensor's last look, once it is kept",
         "scoring_capped_until": "the monthly limits",
         "second_model": "second models",
-        "auto_scoring": "the scoring of unreviewed samples",
     },
     "PipelineVersion": {
         "benchmark_score": "benchmarks",
@@ -149,25 +148,7 @@ LEFT_OUT: Final[Mapping[str, Mapping[str, str]]] = {
         "allowed_sdk_methods": "nothing: docs/api.md says what each scope opens",
         "rate_limit": "nothing: calls are not limited in number",
     },
-    "PipelineActiveRun": {
-        "sample_scoring_cents": "the scoring of unreviewed samples",
-        "sample_scored": "the scoring of unreviewed samples",
-        "sample_picked": "the scoring of unreviewed samples",
-    },
-    "PipelineVersion": {
-        "sample_scoring_cents": "the scoring of unreviewed samples",
-        "sample_scored": "the scoring of unreviewed samples",
-        "sample_picked": "the scoring of unreviewed samples",
-    },
-    "PipelineAttempt": {
-        "sample_scoring_cents": "the scoring of unreviewed samples",
-        "sample_scored": "the scoring of unreviewed samples",
-        "sample_picked": "the scoring of unreviewed samples",
-    },
     "LoopTraceDeleteResponse": {"rebuilds": "rebuilds after a deletion"},
-    "TrainingRun": {"sample_scoring_cents": "the scoring of unreviewed samples"},
-    "TrainingRunSummary": {"sample_scoring_cents": "the scoring of unreviewed samples"},
-    "TrainingRunCost": {"sample_scoring_cents": "the scoring of unreviewed samples"},
 }
 
 #: Parts of a body that are checked and not kept yet → what will keep them.

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
-from loop_dagster.opening import counted
+from loop_dagster import scoring
+from loop_dagster.opening import Counted, counted
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.wire import dataset_refs, pipeline_row
@@ -30,9 +31,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def minimums(store: Store, pipeline: Pipeline) -> dict[str, Any]:
-    """How far the data is from the next attempt (`PipelineMinimums`), counted now."""
-    found = counted(store, pipeline, now())
+def _minimums(found: Counted) -> dict[str, Any]:
+    """How far the data is from the next attempt (`PipelineMinimums`)."""
     minimum = found.selection.minimum
     return {
         "basis": minimum.basis,
@@ -45,13 +45,16 @@ def minimums(store: Store, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def described(store: Store, pipeline: Pipeline, *, measured: bool = False) -> dict[str, Any]:
-    """One pipeline for JSON; with `measured`, its minimums counted now."""
+    """One pipeline for JSON; with `measured`, its minimums and its scoring counted now."""
+    found = counted(store, pipeline, now()) if measured else None
     live = store.versions.live(pipeline.tag)
     row = pipeline_row(
         pipeline,
         attempts=len(store.attempts.list(pipeline.pipeline_id)),
         versions=len(store.versions.list(pipeline.pipeline_id)),
         live=live.version_no if live else None,
-        minimums=minimums(store, pipeline) if measured else None,
+        minimums=_minimums(found) if found else None,
     )
+    if found is not None:
+        row["auto_scoring"] = scoring.described(store, pipeline, found.selection, now())
     return {**row, "datasets": dataset_refs(store.datasets.get_many(pipeline.settings.datasets))}

@@ -40,6 +40,10 @@ Policy = Annotated[str | None, typer.Option("--promotion", help="`holdout` (goes
 Every = Annotated[str | None, typer.Option("--every", help="Schedule: `day` or `week`; needs --hour.")]
 Weekday = Annotated[int | None, typer.Option(help="Weekday of a weekly schedule, 0 is Sunday.")]
 Hour = Annotated[int | None, typer.Option("--hour", help="Hour of the schedule, 0 to 23 UTC.")]
+Auto = Annotated[
+    bool | None,
+    typer.Option("--auto-scoring/--no-auto-scoring", help="Let the judge score what nobody reviewed; on unless said."),
+]
 
 
 @app.command()
@@ -60,12 +64,14 @@ def create(
     every: Every = None,
     weekday: Weekday = None,
     hour: Hour = None,
+    auto_scoring: Auto = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a pipeline: its tag, its source, its live name `loop-<tag>`."""
     store = opened()
     training = _training(epochs, learning_rate, lora_rank, lora_alpha, replay_percent)
-    given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, every, weekday, hour)
+    when = (every, weekday, hour)
+    given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, *when, auto_scoring)
     settings = PipelineSettings.from_json(given | _datasets(store, dataset))
     base = resolve(model, store.settings.models_dir)
     pipeline = store.pipelines.create(name, model_id=_model_id(model), model_digest=base.digest, settings=settings)
@@ -94,6 +100,7 @@ def edit(
     every: Every = None,
     weekday: Weekday = None,
     hour: Hour = None,
+    auto_scoring: Auto = None,
     clear: Annotated[
         list[str] | None, typer.Option("--clear", help="Put a setting back to its default, as in training.epochs.")
     ] = None,
@@ -102,7 +109,8 @@ def edit(
     """Change what is given and nothing else; every change makes a new revision."""
     store = opened()
     training = _training(epochs, learning_rate, lora_rank, lora_alpha, replay_percent)
-    given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, every, weekday, hour)
+    when = (every, weekday, hour)
+    given = _given(tag, feedback, training, holdout_percent, max_versions, promotion, *when, auto_scoring)
     given |= _datasets(store, dataset)
     for path in clear or []:
         _clear(given, path)
@@ -153,9 +161,11 @@ def show(ref: Ref, as_json: AsJson = False) -> None:
     if as_json:
         emit_json({"pipeline": row})
         return
+    said = row["auto_scoring"].pop("message")
     shown = {**row, "datasets": [one["name"] for one in row["datasets"]]}
     table(("Setting", "Value"), flat({key: shown[key] for key in shown if key != "minimums"}), row["rule_name"])
     out.print(row["minimums"]["message"])
+    out.print(said)
 
 
 @app.command()
@@ -291,6 +301,7 @@ def _given(
     every: str | None,
     weekday: int | None,
     hour: int | None,
+    auto_scoring: bool | None,
 ) -> dict[str, Any]:
     """Settings in the API's nesting, only what was given."""
     given: dict[str, Any] = {}
@@ -306,6 +317,8 @@ def _given(
         given["max_versions"] = max_versions
     if promotion is not None:
         given["promotion"] = {"policy": promotion}
+    if auto_scoring is not None:
+        given["auto_scoring"] = auto_scoring
     if every is not None or hour is not None or weekday is not None:
         schedule = {"every": every, "weekday": weekday, "hour_utc": hour}
         given["train_when"] = {"schedule": {key: value for key, value in schedule.items() if value is not None}}

@@ -13,6 +13,7 @@ from loop_dagster.cli.output import err, progress
 from loop_dagster.opening import anything_due, fingerprint
 from loop_dagster.processes import Process, runs_under_way
 from loop_dagster.rules.states import step_of
+from loop_dagster.scoring import wanted
 from loop_dagster.store.intake import waiting_files
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
@@ -59,8 +60,8 @@ def until_idle(store: Store, daemon: Process, *, quiet: bool) -> Watch:
             settled_since = time.monotonic()
         elif time.monotonic() - settled_since >= QUIET_S:
             marks = [mark for _pipeline, mark in fingerprint(store, now)]
-            if marks != settled_marks and anything_due(store, now):
-                settled_since = None  # the sensor's next look opens it
+            if marks != settled_marks and (anything_due(store, now) or wanted(store, now)):
+                settled_since = None  # the sensor's next look opens it, or has its samples scored
             elif not runs_under_way(store.settings):
                 return watch
             else:

@@ -155,6 +155,12 @@ class PipelineSettings(Part):
     max_versions: int | None = Field(default=None, ge=1, le=100)
     auto_scoring: bool = True
 
+    @field_validator("auto_scoring", mode="before")
+    @classmethod
+    def _as_the_api_nests_it(cls, given: Any) -> Any:
+        nested = isinstance(given, Mapping) and set(given) == {"enabled"}
+        return given["enabled"] if nested else given
+
     @field_validator("tags")
     @classmethod
     def _tags_once(cls, tags: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from loop_dagster.deciding import why_not_again
 from loop_dagster.errors import NotFound
 from loop_dagster.report_data import training_of
 from loop_dagster.report_records import Training
-from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.recipe import defaults
 from loop_dagster.rules.states import step_of
@@ -28,7 +27,7 @@ from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import LOOP, Attempt, Event
 from loop_dagster.store.versions import Version
 from loop_dagster.tables import REPORTS
-from loop_dagster.wire import attempt_row, lineage, timestamp, version_row
+from loop_dagster.wire import attempt_row, costs, lineage, sample_scoring, timestamp, version_row
 
 _RUN_ID: Final = re.compile(r"[0-9a-f-]{36}")
 #: Why an attempt opened, in the words of runs.
@@ -52,13 +51,13 @@ def attempt_of(store: Store, run_id: str) -> tuple[Attempt, Pipeline]:
 
 
 def cents_of(attempt: Attempt) -> int:
-    """What the attempt cost, in whole cents: its judge. Machines have no price yet."""
-    return int(attempt.counts.get("judge_nanocents") or 0) // NANOCENTS
+    """What the attempt cost, in whole cents."""
+    return sum(costs(attempt).values())
 
 
 def pipeline_attempt(attempt: Attempt, pipeline: Pipeline) -> dict[str, Any]:
     """One attempt as `PipelineAttempt`."""
-    return {**unknown("PipelineAttempt"), **attempt_row(attempt, pipeline), "cost_cents": cents_of(attempt)}
+    return {**unknown("PipelineAttempt"), **attempt_row(attempt, pipeline)}
 
 
 def active_run(attempt: Attempt, *, will_be: int) -> dict[str, Any]:
@@ -85,6 +84,7 @@ def active_run(attempt: Attempt, *, will_be: int) -> dict[str, Any]:
         "lineage": lineage(attempt),
         "competed": _tested(attempt),
         "train_rows_by_judge": attempt.counts.get("picked"),
+        **sample_scoring(attempt),
     }
 
 
@@ -100,6 +100,7 @@ def pipeline_version(store: Store, version: Version, *, live: bool) -> dict[str,
         "gpu_seconds": attempt.gpu_seconds,
         "compared_at": timestamp(compared[0]) if compared else None,
         "train_rows_by_judge": attempt.counts.get("picked"),
+        **sample_scoring(attempt),
     }
 
 
@@ -143,7 +144,6 @@ def run_answer(caller: Caller, attempt: Attempt, pipeline: Pipeline) -> dict[str
     """One attempt in full as `TrainingRunResponse`."""
     store = caller.store
     row = pipeline_attempt(attempt, pipeline)
-    cents = cents_of(attempt)
     same = ("explanation", "model_role", "builds_on_version", "compared_with_version", "compared_with", "missed_bar")
     return {
         **unknown("TrainingRunResponse"),
@@ -161,11 +161,8 @@ def run_answer(caller: Caller, attempt: Attempt, pipeline: Pipeline) -> dict[str
         "verdict_checks": _bars(store, attempt),
         "traces_filter_attempt": True,
         "cost": {
-            "training_cents": 0,
-            "comparison_cents": 0,
-            "scoring_cents": cents,
-            "benchmark_cents": 0,
-            "total_cents": cents,
+            **costs(attempt),
+            "total_cents": cents_of(attempt),
             "up_to": False,
             "comparison_returned_cents": 0,
         },
@@ -230,7 +227,8 @@ def _common(
         "decision": attempt.decision,
         "train_rows": attempt.train_rows,
         "holdout_rows": attempt.holdout_rows,
-        "spent_eval_cents": cents_of(attempt),
+        "spent_eval_cents": costs(attempt)["scoring_cents"],
+        "sample_scoring_cents": costs(attempt)["sample_scoring_cents"],
         "evaluation_id": row["evaluation_id"],
         "review_deadline_at": timestamp(attempt.review_until),
         "created_at": timestamp(attempt.created_at),

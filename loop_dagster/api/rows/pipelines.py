@@ -14,11 +14,13 @@ from typing import Any, Final, Literal, cast, get_args
 
 import polars as pl
 
+from loop_dagster import scoring
 from loop_dagster.api.gaps import unknown
-from loop_dagster.api.rows.attempts import active_run, cents_of, pipeline_attempt, pipeline_version
+from loop_dagster.api.rows.attempts import active_run, pipeline_attempt, pipeline_version
 from loop_dagster.errors import ArtifactTorn, NotFound
 from loop_dagster.opening import MODEL_ERRORS, base_of, counted
 from loop_dagster.rules.minimums import HOLDOUT_MINIMUM, Minimum
+from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.rules.recipe import defaults
 from loop_dagster.rules.selection import Selection
 from loop_dagster.rules.states import Outcome
@@ -29,7 +31,7 @@ from loop_dagster.store.records import Attempt
 from loop_dagster.store.samples import KeyFrames
 from loop_dagster.store.selecting import measure
 from loop_dagster.store.versions import Version
-from loop_dagster.wire import dataset_refs, pipeline_row, timestamp
+from loop_dagster.wire import costs, dataset_refs, pipeline_row, timestamp
 
 Status = Literal["training", "needs_you", "serving", "paused"]
 #: Why a pipeline was paused by itself, in the wire's closed set; what a person paused has no reason.
@@ -168,6 +170,8 @@ def _row(
         live=found.live.version_no if found.live else None,
     )
     held_before = selection.rows.filter(pl.col("reason") == "held_before").height
+    auto = scoring.described(store, pipeline, selection, now, exact=shown == _IN_FULL)
+    waiting = store.scorings.get(pipeline.pipeline_id).nanocents // NANOCENTS
     return {
         **row,
         **unknown("Pipeline"),
@@ -190,7 +194,8 @@ def _row(
         "attempts": [pipeline_attempt(attempt, pipeline) for attempt in found.attempts[-shown:]],
         "samples_total": selection.rows.height,
         "samples_recent": _recent(selection, now, keys),
-        "totals": _totals(found),
+        "auto_scoring": auto,
+        "totals": _totals(found, waiting=waiting, scores=auto["status"] == "scoring"),
     }
 
 
@@ -258,15 +263,15 @@ def _recent(selection: Selection, now: datetime, keys: KeyFrames) -> int:
     return int(selection.rows.lazy().join(new, on="sample_id", how="semi").select(pl.len()).collect().item())
 
 
-def _totals(found: Found) -> dict[str, Any]:
-    """`PipelineTotals`: all its attempts, what became of them and what they cost."""
+def _totals(found: Found, *, waiting: int, scores: bool) -> dict[str, Any]:
+    """`PipelineTotals`: all its attempts, what became of them and what they cost.
+
+    `waiting`: cents of scoring that no attempt has taken over yet. `scores`: the judge scores samples now.
+    """
     outcomes = Counter(pipeline_attempt(attempt, found.pipeline)["outcome"] for attempt in found.attempts)
-    cents = sum(cents_of(attempt) for attempt in found.attempts)
+    parts = _spent(found, waiting)
     ended = [attempt for attempt in found.attempts if attempt.ended]
     untested = [one for one in ended if one.adapter_digest and not (one.report or {}).get("rows_scored")]
-    parts = dict.fromkeys(
-        ("training_cents", "test_machine_cents", "grading_cents", "benchmark_cents", "sample_scoring_cents"), 0
-    )
     return {
         "trainings": len(found.attempts),
         "trainings_finished": len(ended),
@@ -274,15 +279,29 @@ def _totals(found: Found) -> dict[str, Any]:
         "trainings_by_result": {name: outcomes.get(name, 0) for name in cast("tuple[str, ...]", get_args(Outcome))},
         "trainings_by_model": {"main": len(found.attempts), "second": 0},
         "versions": len(found.versions),
-        "spent_cents": cents,
+        "spent_cents": sum(parts.values()),
         "spent_up_to": False,
-        "spent_so_far": found.active is not None,
-        "scoring_not_yet_in_a_training_cents": 0,
-        "spent_parts": {**parts, "grading_cents": cents},
+        "spent_so_far": found.active is not None or scores,
+        "scoring_not_yet_in_a_training_cents": waiting,
+        "spent_parts": parts,
         "gpu_seconds": sum(attempt.gpu_seconds or 0 for attempt in found.attempts),
         "first_training_at": _at(found.attempts[:1]),
         "last_training_at": _at(found.attempts[-1:]),
     }
+
+
+def _spent(found: Found, waiting: int) -> dict[str, int]:
+    """`PipelineSpentParts` over all attempts, with what none of them has taken over yet."""
+    names = {
+        "training_cents": "training_cents",
+        "test_machine_cents": "comparison_cents",
+        "grading_cents": "scoring_cents",
+        "benchmark_cents": "benchmark_cents",
+        "sample_scoring_cents": "sample_scoring_cents",
+    }
+    of_each = [costs(attempt) for attempt in found.attempts]
+    parts = {name: sum(one[part] for one in of_each) for name, part in names.items()}
+    return {**parts, "sample_scoring_cents": parts["sample_scoring_cents"] + waiting}
 
 
 def _at(attempts: Sequence[Attempt]) -> str | None:
