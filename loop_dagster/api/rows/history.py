@@ -23,7 +23,7 @@ from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.selecting import scope_of
 from loop_dagster.tables import ADAPTERS
-from loop_dagster.wire import timestamp
+from loop_dagster.wire import costs, timestamp
 
 _FIGURES = ("rows_scored", "rows_failed", "wins", "losses", "ties", "win_rate", "incumbent_mean", "candidate_mean")
 
@@ -80,7 +80,8 @@ def _point(attempt: Attempt, found: Found, training: Mapping[str, Any] | None) -
         "finished_at": timestamp(attempt.finished_at),
         "train_rows": attempt.train_rows,
         "holdout_rows": attempt.holdout_rows,
-        "spent_eval_cents": cents_of(attempt),
+        "spent_eval_cents": costs(attempt)["scoring_cents"],
+        "sample_scoring_cents": costs(attempt)["sample_scoring_cents"],
         "evaluation_id": attempt.run_id if report else None,
         **{name: figures.get(name) for name in _FIGURES},
         "mean_delta": figures.get("mean_change"),
