@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -34,7 +35,7 @@ def read(shape: Shape, pieces: list[bytes], *, kind: str = STREAM, encoding: str
 
 def cut(whole: bytes, places: list[int]) -> list[bytes]:
     at = sorted({0, len(whole), *(place % (len(whole) + 1) for place in places)})
-    return [whole[start:end] for start, end in zip(at, at[1:], strict=False)]
+    return [whole[start:end] for start, end in pairwise(at)]
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
@@ -68,10 +69,9 @@ def test_what_was_zipped_is_read(places: list[int], kind: str) -> None:
     assert read("openai", [b"no gzip"], kind=content_type, encoding="gzip") == "incomplete"
 
 
-_KEYS = st.sampled_from(
-    "choices delta content tool_calls function name arguments index finish_reason message type text id error model "
-    "content_block partial_json input".split()
-)
+_OPENAI = ("choices", "delta", "content", "tool_calls", "function", "name", "arguments", "index", "finish_reason")
+_ANTHROPIC = ("message", "type", "text", "id", "error", "model", "content_block", "partial_json", "input")
+_KEYS = st.sampled_from([*_OPENAI, *_ANTHROPIC])
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),

@@ -43,7 +43,7 @@ SLOW_S: Final = 0.5
 #: A write that succeeded within this time shows that it does.
 RECENT_S: Final = 1.0
 #: How long the question may take whether it does.
-PROBE_S: Final = 0.005
+PROBE_S: Final = 0.05
 #: Calls that take longer than this are noted as still under way, and as often.
 NOTED_EVERY_S: Final = 20.0
 #: Pauses between tries to write while the registry takes none.
@@ -116,9 +116,10 @@ class Recorder:
                 self._bytes -= place.size
 
     def takes_writes(self, store: Store) -> bool:
-        """Whether a sample that is promised now will be stored soon. Called from a thread; a few milliseconds at most.
+        """Whether a sample that is promised now will be stored soon. Called from a thread, while the upstream answers.
 
-        A write that just succeeded, or is under way and young, is proof; otherwise the registry is asked.
+        A write that just succeeded is proof; otherwise the registry is asked. What keeps it from taking a write may be
+        this recorder's own one, which then is the proof when it has come through.
         """
         now = time.monotonic()
         since = self._writing_since
@@ -128,7 +129,11 @@ class Recorder:
             or (since is not None and now - since > SLOW_S)
         ):
             return False
-        return now - self._wrote_at < RECENT_S or store.registry.takes_writes(within_s=PROBE_S)
+        if now - self._wrote_at < RECENT_S or store.registry.takes_writes(within_s=PROBE_S):
+            return True
+        while self._writing_since is not None and time.monotonic() - now < SLOW_S:
+            time.sleep(0.002)
+        return self._wrote_at > now
 
     def ended(self, ended: Ended) -> None:
         """Hand over a call that has ended; never waits."""
