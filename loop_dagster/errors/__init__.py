@@ -22,7 +22,7 @@ from loop_dagster.errors.base import (
     NotFound,
     Refused,
 )
-from loop_dagster.errors.calls import CallUnderWay, RevisionMismatch
+from loop_dagster.errors.calls import CallUnderWay, LabelsMoved, RevisionMismatch
 from loop_dagster.errors.judging import JudgeRefused, JudgeRejected, JudgeUnavailable, JudgeUnreadable
 from loop_dagster.errors.stores import (
     ArtifactTorn,
@@ -76,6 +76,7 @@ __all__ = [
     "JudgeRejected",
     "JudgeUnavailable",
     "JudgeUnreadable",
+    "LabelsMoved",
     "LakeConflict",
     "LakeNotWritable",
     "LakeOfAnother",

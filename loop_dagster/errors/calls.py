@@ -19,6 +19,15 @@ class RevisionMismatch(Conflict):
         )
 
 
+class LabelsMoved(Conflict):
+    """Somebody else put a tag or an attribute on the sample between the look at its labels and the write."""
+
+    passes = True
+
+    def __init__(self, sample_id: str) -> None:
+        super().__init__(f"The labels of sample {sample_id} changed meanwhile. Nothing was stored; send it again.")
+
+
 class CallUnderWay(Conflict):
     """The first call with this Idempotency-Key is not answered yet."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 import sqlalchemy as sa
 
-from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.errors import BadRequest, LabelsMoved, NotFound
 from loop_dagster.store.registry import Registry, insert_many_new, insert_new
 from loop_dagster.store.schema import batches, inbox, tombstones
 from loop_dagster.store.waiting import TABLES, Waiting, frame_of
@@ -61,6 +61,14 @@ class NewSample(NamedTuple):
     row: Row
     feedback: Sequence[Row] = ()
     labels: Sequence[Row] = ()
+
+
+class LabelsSeen(NamedTuple):
+    """What a writer knew of a sample's labels: ids of all their rows, and the last batch that had reached the lake."""
+
+    sample_id: str
+    label_ids: frozenset[str]
+    drained: int | None
 
 
 class Pending(NamedTuple):
@@ -160,15 +168,21 @@ class Inbox:
         labels: Sequence[Row] = (),
         now: datetime | None = None,
         then: Callable[[sa.Connection], None] | None = None,
+        seen: LabelsSeen | None = None,
     ) -> None:
         """Store feedback and labels together or not at all. An id that is there already is not stored twice.
 
-        `then` writes what belongs to it, in the same transaction. Raises NotFound when one is about a sample that was
-        deleted, BadRequest as in put_sample.
+        `then` writes what belongs to it, in the same transaction. With `seen`, LabelsMoved is raised and nothing stored
+        when the sample got a label that the writer did not know: so what was decided from its labels still holds.
+        Raises NotFound when one is about a sample that was deleted, BadRequest as in put_sample.
         """
         entries = self._entries(feedback, labels, now)
         with self.registry.write() as connection:
+            if seen is not None:
+                self.registry.lock(connection, f"labels/{self.registry.workspace}/{seen.sample_id}")
             self._lock(connection, shared=True)
+            if seen is not None and self._labels_moved(connection, seen):
+                raise LabelsMoved(seen.sample_id)
             dead = self._dead(connection, {entry["sample_id"] for entry in entries})
             if dead:
                 raise NotFound("sample", min(dead))
@@ -217,6 +231,11 @@ class Inbox:
         """Those of the identities whose sample waits here, with the sample's id."""
         with self.registry.read() as connection:
             return self._ids(connection, list(identities))
+
+    def drained(self) -> int | None:
+        """The last batch that reached the lake; None before any did."""
+        with self.registry.read() as connection:
+            return self._last_finished(connection)
 
     # draining
 
@@ -336,6 +355,17 @@ class Inbox:
             )
             found |= {row.row_key: row.sample_id for row in connection.execute(query)}
         return found
+
+    def _labels_moved(self, connection: sa.Connection, seen: LabelsSeen) -> bool:
+        """Whether there may be a row about the sample's labels that is not among the seen ones.
+
+        A batch that left meanwhile may have taken one with it that came after the look.
+        """
+        query = sa.select(inbox.c.row_key).where(
+            self._mine(), inbox.c.table_name == LABELS.name, inbox.c.sample_id == seen.sample_id
+        )
+        here = set(connection.execute(query).scalars())
+        return not here <= seen.label_ids or self._last_finished(connection) != seen.drained
 
     def _last_finished(self, connection: sa.Connection) -> int | None:
         done = sa.select(sa.func.max(batches.c.batch)).where(self._my_batches(), batches.c.done_at.is_not(None))

@@ -6,7 +6,8 @@ Belongs here: the bodies of signals and labels. Does not belong here: rows (stor
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, cast
 
 import polars as pl
 from fastapi import APIRouter, Depends
@@ -16,9 +17,13 @@ from pydantic import Field
 from loop_dagster.api.bodies import Body, Sent, reader, schema_of
 from loop_dagster.api.calls import Keep, Reader, Unread, Writer, now
 from loop_dagster.api.rows.samples import Row, feedback_of, label_row, labels_of, read_issued, read_sample, signal
-from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.errors import BadRequest, LabelsMoved, NotFound
+from loop_dagster.rules.carrying import carried
+from loop_dagster.rules.feedback import id_key
 from loop_dagster.rules.tags import tag
 from loop_dagster.store.giving import feedback_row, label_rows, removal_row
+from loop_dagster.store.inbox import LabelsSeen
+from loop_dagster.store.open import Store
 
 router = APIRouter(prefix="/api/loop", tags=["feedback"])
 
@@ -32,6 +37,10 @@ STORED: Final = {
     "edited": "edited",
     "gold": "gold",
 }
+
+
+#: Looks at a sample's labels before a call that meets others each time gives up.
+_TRIES: Final = 100
 
 
 class Signal(Body):
@@ -83,20 +92,29 @@ def give_signal(
             raise BadRequest("source must be human: feedback given here is a person's.", field="source")
         right = said.correction if said.correction is not None else said.ground_truth
         verdict = verdict_of(said.verdict, right)
-        sample = read_issued(caller.store, trace_id, now())
-        sample_id, moment = str(sample["sample_id"]), now()
-        row = feedback_row(sample_id, verdict, right, said.reason, moment)
-        labels = label_rows(
-            sample_id,
-            now=moment,
-            labels=said.labels or (),
-            attributes=said.attributes,
-            parent=said.parent,
-            already=labels_of(sample),
-        )
-        done = {"feedback_id": row["feedback_id"]}
-        caller.store.inbox.put(feedback=[row], labels=labels, now=moment, then=lambda within: keep(within, done))
-        return done
+
+        def give(sample: Row, seen: LabelsSeen) -> dict[str, Any]:
+            sample_id, moment = seen.sample_id, now()
+            row = feedback_row(sample_id, verdict, right, said.reason, moment)
+            labels = label_rows(
+                sample_id,
+                now=moment,
+                labels=said.labels or (),
+                attributes=said.attributes,
+                parent=said.parent,
+                already=labels_of(sample),
+            )
+            done = {"feedback_id": row["feedback_id"]}
+            caller.store.inbox.put(
+                feedback=[row],
+                labels=labels,
+                now=moment,
+                then=lambda within: keep(within, done),
+                seen=seen if labels else None,
+            )
+            return done
+
+        return _on_labels(caller.store, lambda: read_issued(caller.store, trace_id, now()), give)
 
     def show(done: Row) -> dict[str, Any]:
         rows = feedback_of(read_sample(caller.store, trace_id))
@@ -121,17 +139,21 @@ def put_labels(
     def write(keep: Keep) -> dict[str, Any]:
         if not said.labels and not said.attributes:
             raise BadRequest("labels or attributes is needed.", field="labels")
-        rows = label_rows(
-            trace_id,
-            now=now(),
-            labels=said.labels or (),
-            attributes=said.attributes,
-            parent=said.parent,
-            already=labels_of(read_sample(caller.store, trace_id)),
-        )
-        if rows:
-            caller.store.inbox.put(labels=rows, now=now(), then=lambda within: keep(within, {}))
-        return {}
+
+        def put(sample: Row, seen: LabelsSeen) -> dict[str, Any]:
+            rows = label_rows(
+                trace_id,
+                now=now(),
+                labels=said.labels or (),
+                attributes=said.attributes,
+                parent=said.parent,
+                already=labels_of(sample),
+            )
+            if rows:
+                caller.store.inbox.put(labels=rows, now=now(), then=lambda within: keep(within, {}), seen=seen)
+            return {}
+
+        return _on_labels(caller.store, lambda: read_sample(caller.store, trace_id), put)
 
     return caller.once_in(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
 
@@ -160,17 +182,13 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
 def list_labels(caller: Reader) -> dict[str, Any]:
     """Every tag and attribute of the workspace, with how many samples carry it and under which parents."""
     keys = caller.store.samples.keys()
-    here = keys.samples.select("sample_id")
+    here = keys.samples.select(id_key()).collect()["id_key"]
     rows = (
-        keys.labels.join(here, on="sample_id", how="semi")
-        .sort("created_at", "label_id")
-        .group_by("sample_id", "label", maintain_order=True)
-        .last()
-        .filter(~pl.col("removed"))
+        carried(keys.labels)
+        .filter(pl.col("id_key").is_in(here.implode()))
         .group_by("label", "value", "parent")
         .len()
         .sort("label", "value", "parent", nulls_last=False)
-        .collect()
     )
     found: dict[tuple[str, str | None], dict[str | None, int]] = {}
     for label, value, parent, number in rows.iter_rows():
@@ -189,6 +207,27 @@ def _counted(label: str, value: str | None, parents: dict[str | None, int]) -> d
         "parent": one,
         "parents": [{"parent": parent, "traces": number} for parent, number in groups],
     }
+
+
+def _on_labels(
+    store: Store, read: Callable[[], Row], write: Callable[[Row, LabelsSeen], dict[str, Any]]
+) -> dict[str, Any]:
+    """Do a write that is decided from the labels that a sample has; anew when others put some on it meanwhile.
+
+    So two calls at once never leave more than 32 on it. Raises LabelsMoved when that goes on for long.
+    """
+    tries = 0
+    while True:
+        drained = store.inbox.drained()  # before the look: what leaves the inbox during it counts as news
+        sample = read()
+        rows = cast("Sequence[Row]", sample["labels"])
+        seen = LabelsSeen(str(sample["sample_id"]), frozenset(str(row["label_id"]) for row in rows), drained)
+        try:
+            return write(sample, seen)
+        except LabelsMoved:
+            tries += 1
+            if tries == _TRIES:
+                raise
 
 
 def _labels(sample: Row) -> dict[str, Any]:
