@@ -20,6 +20,7 @@ from loop_dagster.report_words import (
     judge_sentence,
 )
 from loop_dagster.rules.decision import PASS_SCORE, Bar, ComparedVerdict
+from loop_dagster.rules.money import in_dollars
 from loop_dagster.rules.numbers import rounded
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt, Event
@@ -228,6 +229,14 @@ class Report:
     timeline: tuple[Event, ...]
     answers_are_newer: bool
     answer_limit: int
+
+    @property
+    def sample_scoring(self) -> str | None:
+        """What scoring unreviewed samples did for the attempt before it opened; None where it did nothing."""
+        done = self.attempt.frozen.get("sample_scoring")
+        if not done:
+            return None
+        return f"{done['scored']:,} scored, {done['picked']:,} of them picked, {in_dollars(done['nanocents'])}"
 
     @property
     def incumbent_name(self) -> str:

@@ -15,8 +15,10 @@ from test_cli import Loop, loop
 
 from loop_dagster.report_data import report_of
 from loop_dagster.report_page import render
+from loop_dagster.rules.money import NANOCENTS
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
+from loop_dagster.store.scorings import Chunk
 
 __all__ = ["loop"]  # the fixture
 
@@ -45,6 +47,25 @@ def test_people_read_verdict_bars_and_warnings(loop: Loop, store: Store) -> None
         assert words in said.text, words
     assert "--html" in said.errors
     assert not list(Path().iterdir())
+
+
+def test_what_scoring_unreviewed_samples_did_is_said(loop: Loop, store: Store) -> None:
+    pipeline = store.pipelines.create("Support", model_id="any/model", now=NOW)
+    picked = {f"s{number}": 0.9 if number % 3 else 0.2 for number in range(1_500)}
+    cost = 180 * NANOCENTS + 5
+    store.scorings.keep(
+        pipeline.pipeline_id,
+        Chunk(chunk_id="c", judge_key="k" * 32, scores=picked, failed=(), nanocents=cost),
+        now=NOW,
+    )
+    attempt = compared(store, questions(100))
+    words = "1,500 scored, 1,000 of them picked, $1.80"
+    assert words in loop("report", "1").text
+    assert words in render(report_of(store, attempt))
+    shown = loop("attempts", "show", attempt.key)
+    assert "sample_scoring_cents" in shown.text
+    again = compared(store, questions(100), name="Other")
+    assert "Scoring unreviewed samples" not in render(report_of(store, again))
 
 
 def test_the_page_is_written_here_there_or_to_standard_output(loop: Loop, store: Store, tmp_path: Path) -> None:

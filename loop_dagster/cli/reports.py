@@ -91,6 +91,7 @@ def _tell(found: Report) -> None:
         ("Failed, gone, not reached", f"{result.rows_failed:,}, {result.rows_gone:,}, {judged.not_reached:,}"),
         ("Passed", f"{_share(result.candidate_pass_rate)}, incumbent {_share(result.incumbent_pass_rate)}"),
         ("Judge", judged.name),
+        *([("Scoring unreviewed samples", found.sample_scoring)] if found.sample_scoring else []),
     ]
     table(("What", "How many"), rows, "The comparison")
     out.print(judged.sentence, markup=False, highlight=False)
