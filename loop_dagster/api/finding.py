@@ -16,6 +16,7 @@ from loop_dagster.api.rows.attempts import attempt_of
 from loop_dagster.api.rows.pipelines import find as find_pipeline
 from loop_dagster.api.searching import holds
 from loop_dagster.opening import states_of
+from loop_dagster.rules.carrying import carried
 from loop_dagster.rules.conditions import DatasetConditions
 from loop_dagster.rules.feedback import COLUMNS, PICK_SCORE, WORDS, deciding, id_key
 from loop_dagster.rules.matching import chosen, tagged
@@ -154,32 +155,14 @@ def _by_labels(frames: KeyFrames, filters: Filters) -> list[pl.Expr]:
     keep = []
     if filters.label:
         keep.append(_is_in(tagged(frames.labels, [filters.label.strip().lower()])))
-    for key, value in filters.attributes:
-        keep.append(_is_in(_carrying(frames.labels.filter(pl.col("label") == key), pl.col("value") == value)))
+    if filters.attributes:
+        keys = [key for key, _value in filters.attributes]
+        rows = carried(frames.labels.filter(pl.col("label").is_in(keys)))
+        for key, value in filters.attributes:
+            keep.append(_is_in(rows.filter((pl.col("label") == key) & (pl.col("value") == value))["id_key"]))
     if filters.unlabelled:
-        keep.append(~_is_in(_carrying(frames.labels, pl.lit(True))))
+        keep.append(~_is_in(carried(frames.labels)["id_key"]))
     return keep
-
-
-def _carrying(labels: pl.LazyFrame, wanted: pl.Expr) -> pl.Series:
-    """`id_key` of the samples that carry any label of which the newest row is as `wanted`, and not taken off."""
-    stands = (wanted & ~pl.col("removed")).fill_null(False).alias("stands")
-    rows = labels.select(id_key(), "label", stands).collect()
-    # Only of a pair of sample and label with another row does it matter which is the newest.
-    pair = ["id_key", "label"]
-    against = rows.filter(~pl.col("stands")).select(pair).unique()
-    if against.is_empty():
-        return rows["id_key"]
-    newest = (
-        labels.select(id_key(), "label", "created_at", "label_id", stands)
-        .filter(_is_in(against["id_key"]))
-        .sort("created_at", "label_id", descending=True)
-        .unique(subset=pair, keep="first", maintain_order=True)
-        .filter("stands")
-        .collect()
-    )
-    always = rows.filter("stands").join(against, on=pair, how="anti")
-    return pl.concat([always["id_key"], newest["id_key"]])
 
 
 def _taken(store: Store, run_id: str, split: str | None) -> pl.Series:
