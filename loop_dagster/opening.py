@@ -17,6 +17,7 @@ import polars as pl
 
 from loop_dagster.errors import BaseChanged, ModelNotTrainable, ModelRevisionUnavailable, Refused
 from loop_dagster.models.base import BaseModel, resolve
+from loop_dagster.models.judge_ready import check_judge
 from loop_dagster.models.lengths import safe_bytes
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.samples_state import sample_state
@@ -294,7 +295,7 @@ def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | N
 def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> Attempt:
     """Train now: skips the schedule and the wait after a failure, never the minimum.
 
-    Raises Refused in the order of rules.md, or NotEnoughSamples.
+    Raises Refused in the order of rules.md, NotEnoughSamples, or AgentCouldNotStart.
     """
     now = now or datetime.now(UTC)
     newest = store.attempts.list(pipeline.pipeline_id)[-1:]
@@ -307,6 +308,8 @@ def train_now(store: Store, pipeline: Pipeline, now: datetime | None = None) -> 
         max_versions=pipeline.settings.max_versions,
         minimum=readiness(store, pipeline, now).measured.selection.minimum if pipeline.enabled and not active else None,
     )
+    if not active:
+        check_judge(store.settings)
     chosen = store.pipelines.want_training(pipeline.pipeline_id)
     found = look(store, chosen, now)
     if isinstance(found, Opened):

@@ -19,7 +19,7 @@ NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
         "serving_taken_over_by": "nothing: a tag belongs to one pipeline for ever",
         "next_reason": "the sensor's last sentence, once it is kept",
         "last_checked_at": "the time of the sensor's last look, once it is kept",
-        "scoring_capped_until": "the monthly limits",
+        "scoring_capped_until": "nothing: a judge's own server caps its key and does not say until when",
         "second_model": "second models",
     },
     "PipelineVersion": {
@@ -148,7 +148,6 @@ LEFT_OUT: Final[Mapping[str, Mapping[str, str]]] = {
         "allowed_sdk_methods": "nothing: docs/api.md says what each scope opens",
         "rate_limit": "nothing: calls are not limited in number",
     },
-    "LoopTraceDeleteResponse": {"rebuilds": "rebuilds after a deletion"},
 }
 
 #: Parts of a body that are checked and not kept yet → what will keep them.

@@ -23,7 +23,13 @@ from loop_dagster.errors.base import (
     Refused,
 )
 from loop_dagster.errors.calls import CallUnderWay, LabelsMoved, RevisionMismatch
-from loop_dagster.errors.judging import JudgeRefused, JudgeRejected, JudgeUnavailable, JudgeUnreadable
+from loop_dagster.errors.judging import (
+    AgentCouldNotStart,
+    JudgeRefused,
+    JudgeRejected,
+    JudgeUnavailable,
+    JudgeUnreadable,
+)
 from loop_dagster.errors.stores import (
     ArtifactTorn,
     DiskFull,
@@ -64,6 +70,7 @@ __all__ = [
     "EXIT_USAGE",
     "AdapterLeaks",
     "AdapterRefused",
+    "AgentCouldNotStart",
     "ArtifactTorn",
     "BadRequest",
     "BaseChanged",

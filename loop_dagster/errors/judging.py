@@ -49,6 +49,16 @@ class JudgeUnavailable(LoopError):
         )
 
 
+class AgentCouldNotStart(LoopError):
+    """Train now opened nothing, since the judge did not answer just now; `why` is the judge's failure."""
+
+    code = "AGENT_COULD_NOT_START"
+    exit_code = EXIT_UNAVAILABLE
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"No attempt was opened, since the judge did not answer just now. {why}")
+
+
 class JudgeRefused(LoopError):
     """The judge's key was refused or its model is gone: no further call can succeed, the comparison ends at once."""
 

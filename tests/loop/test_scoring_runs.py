@@ -21,8 +21,8 @@ from stub_judge import Reply, Shown, completion, rating
 
 from loop_dagster import scoring
 from loop_dagster.definitions import build_defs
-from loop_dagster.errors import LeaseBusy, LeaseLost
-from loop_dagster.opening import NotYet, Opened, look
+from loop_dagster.errors import AgentCouldNotStart, LeaseBusy, LeaseLost, NotEnoughSamples, Refused
+from loop_dagster.opening import NotYet, Opened, look, train_now
 from loop_dagster.rules.money import NANOCENTS, Prices
 from loop_dagster.settings import Settings
 from loop_dagster.store.giving import feedback_row
@@ -480,3 +480,27 @@ def test_feedback_of_the_judge_is_sound_for_the_checks_of_the_table(home: Path, 
         rows = store.inbox.waiting_frames()["feedback"]
         assert rows.select(pl.col("score").is_between(0, 1).all()).item()
         assert rows["feedback_id"].n_unique() == rows.height == 11
+
+
+# Train now
+
+
+def test_train_now_is_refused_while_nothing_could_score_the_attempt_and_after_all_other_reasons(
+    home: Path, tiny_model: Path
+) -> None:
+    replies = [Reply(status=402), Reply(status=401), Reply(status=500), completion(rating(9))]
+    with judged(home, lambda _: replies[0]) as (store, stub):
+        pipeline = made(store, tiny_model)
+        fill(store, pipeline, 0, 1_099, good=True)
+        with pytest.raises(NotEnoughSamples):
+            train_now(store, pipeline)
+        assert stub.seen == []
+        fill(store, pipeline, 1_099, 1_100, good=True)
+        for code in ("SCORING_CAPPED", "AGENT_OFF", "AGENT_COULD_NOT_START"):
+            with pytest.raises((Refused, AgentCouldNotStart)) as refused:
+                train_now(store, pipeline)
+            assert refused.value.code == code
+            assert store.attempts.list() == ()
+            assert not store.pipelines.get(pipeline.tag).train_now
+            replies.pop(0)
+        assert train_now(store, pipeline).attempt_no == 1
