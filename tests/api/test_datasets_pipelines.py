@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 from bios._client import ApiError
 from report_world import NOW, compared, questions
@@ -10,6 +11,7 @@ from wire_types import check
 
 from loop_dagster.store.attempts import attempts as table
 from loop_dagster.store.open import Store
+from loop_dagster.tables import SELECTIONS
 
 
 def test_a_pipeline_selects_by_tags_or_datasets_narrowed_by_its_conditions(api: Api, model: dict[str, str]) -> None:
@@ -82,3 +84,20 @@ def test_a_dataset_names_the_trainings_that_learned_from_it(api: Api) -> None:
     assert (trained_on["name"], trained_on["revision"], trained_on["tags"]) == ("Learned from", 1, ["anything"])
     store.attempts.request_cancel(second.run_id, now=NOW)  # it ends without having learned anything
     assert [one["attempt"] for one in loop.get_dataset(made["id"])["learned_by"]] == [1]
+
+
+def test_a_deletion_names_the_pipelines_whose_live_version_learned_the_sample(api: Api) -> None:
+    loop, store = api.client.loop, api.store
+    learned, asked = loop.import_rows("app", [{"prompt": f"{n}", "completion": "A"} for n in range(2)])["trace_ids"]
+    went_live = compared(store, questions(3), name="Live one", state="promoting")
+    tested = compared(store, questions(3), name="Tested one", state="awaiting_review")
+    for attempt in (went_live, tested):
+        rows = store.lake.scan(SELECTIONS).filter(pl.col("attempt") == attempt.key).collect()
+        named = {"learned-3": learned, "sample-0001": asked}
+        renamed = rows.with_columns(pl.col("sample_id").replace(named))
+        store.lake.replace_attempt(SELECTIONS, attempt.key, renamed)
+    store.versions.promote(went_live.run_id, base_digest="b" * 64, adapters=["a" * 64], expect_live=None, now=NOW)
+    gone = loop.delete_trace(learned)
+    check(gone, "LoopTraceDeleteResponse")
+    assert gone["rebuilds"] == [{"pipeline_id": went_live.pipeline_id, "pipeline_name": "Live one"}]
+    assert loop.delete_trace(asked)["rebuilds"] == []

@@ -32,6 +32,7 @@ from loop_dagster.rules.shapes import flag
 from loop_dagster.store.giving import feedback_row, label_rows
 from loop_dagster.store.inbox import NewSample
 from loop_dagster.store.pages import sample_row
+from loop_dagster.store.selecting import live_that_learned
 from loop_dagster.store.sources import Source, source_name
 
 router = APIRouter(prefix="/api/loop/traces", tags=["samples"])
@@ -128,9 +129,11 @@ def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str,
     labels = label_rows(sample_id, now=moment, labels=words) if words else []
     if (why := _why_not(caller.request, source, given)) is not None:
         return {"captured": False, "reason": why}
+    # A repeat of a call that was killed after its write finds the first one's sample.
+    again = (given.request_id,) if given.request_id is not None else caller.repeated_as
     row, _secrets = sample_row(
         source=source.name,
-        identity=canonical.identity("request", source.name, given.request_id or sample_id),
+        identity=canonical.identity("request", source.name, *(again or (sample_id,))),
         messages=messages,
         answer=answer,
         tools=tools,
@@ -144,7 +147,7 @@ def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str,
     feedback = []
     if said is not None and verdict is not None:
         feedback.append(feedback_row(sample_id, verdict, said.correction, said.reason, moment))
-    return Planned(NewSample({**row, "sample_id": sample_id}, feedback, labels), again=given.request_id is not None)
+    return Planned(NewSample({**row, "sample_id": sample_id}, feedback, labels), again=again is not None)
 
 
 def _why_not(request: Request, source: Source, given: Capture) -> str | None:
@@ -239,8 +242,10 @@ def delete_trace(caller: Writer, trace_id: str, sent: Unread) -> JSONResponse:
 
     def write() -> dict[str, Any]:
         read_sample(caller.store, trace_id)
+        learned = live_that_learned(caller.store, trace_id)
         caller.store.inbox.add_tombstones([trace_id], now=now())
-        return {"deleted": True, "trace_id": trace_id}
+        rebuilds = [{"pipeline_id": one.pipeline_id, "pipeline_name": one.name} for one in learned]
+        return {"deleted": True, "trace_id": trace_id, "rebuilds": rebuilds}
 
     return caller.once(sent, write)
 

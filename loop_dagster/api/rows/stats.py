@@ -43,7 +43,7 @@ def stats(store: Store, now: datetime) -> dict[str, Any]:
     return {
         "capture": capture(store, now),
         "traces": samples.height,
-        "signalled_traces": given["id_key"].n_unique(),
+        "signalled_traces": samples.height - words["unreviewed"],  # by a person, as lists filter by it
         "signals": given.height,
         "by_verdict": {verdict: by_verdict.get(verdict, 0) for verdict in VERDICTS},
         "by_source": dict(by_source),
