@@ -65,20 +65,24 @@ def _looked(rows: pl.DataFrame, text: str, sure: str | None) -> pl.Series:
         places = found.arg_true()
         clear = rows[places].select((plain & ~escaped.fill_null(False)).alias("clear"))["clear"]
         doubtful = found.clone().scatter(places.filter(clear), False)
-    wanted = re.compile(re.escape(text), re.IGNORECASE)
     places = doubtful.arg_true()
-    wrong = [
-        place for place, row in zip(places, rows[places].iter_rows(named=True), strict=True) if not _says(row, wanted)
-    ]
-    return found.clone().scatter(wrong, False)
+    owners, parts = [], []
+    for place, row in zip(places, rows[places].iter_rows(named=True), strict=True):
+        said = _parts(row)
+        parts += said
+        owners += [place] * len(said)
+    says = pl.Series(parts, dtype=pl.String).str.contains("(?i)" + pl.escape_regex(text))
+    right = set(pl.Series(owners, dtype=pl.Int64).filter(says))
+    return found.clone().scatter([place for place in places if place not in right], False)
 
 
-def _says(row: Mapping[str, Any], wanted: re.Pattern[str]) -> bool:
+def _parts(row: Mapping[str, Any]) -> list[str]:
+    """What people and models wrote in a sample."""
     turns = [*orjson.loads(row["messages"]), *([orjson.loads(row["answer"])] if row["answer"] else [])]
-    return any(wanted.search(part) for turn in turns for part in _parts(turn))
+    return [part for turn in turns for part in _parts_of(turn)]
 
 
-def _parts(turn: Mapping[str, Any]) -> list[str]:
+def _parts_of(turn: Mapping[str, Any]) -> list[str]:
     parts = [turn.get("content") or "", turn.get("name") or "", turn.get("tool_call_id") or ""]
     for call in turn.get("tool_calls") or ():
         parts += [call["function"]["name"], call["function"]["arguments"], call.get("id") or ""]
