@@ -23,6 +23,7 @@ BENCHES: dict[str, list[str]] = {
     "answering_speed": ["--questions", "20", "--repeat", "1"],
     "judge_speed": ["--samples", "40", "--repeat", "1"],
     "start_latency": ["--pipelines", "1", "--repeat", "1"],
+    "gateway_overhead": ["--calls", "60", "--repeat", "1"],
 }
 #: Run only when named: half an hour each.
 LONG: dict[str, list[str]] = {"simulated_year": ["--samples", "12000", "--attempts", "4"]}

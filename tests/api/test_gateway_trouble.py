@@ -223,7 +223,9 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 def say_no_secret(servers: Servers) -> None:
     """Calls that fail in every way that may be logged."""
-    answers = iter([Reply(body=b"<html>" + SECRET.encode()), Reply(events=chunks("x", finish=None, done=False), cut=True)])
+    answers = iter(
+        [Reply(body=b"<html>" + SECRET.encode()), Reply(events=chunks("x", finish=None, done=False), cut=True)]
+    )
     servers.up.reply = lambda _: next(answers)
     body = {"model": "gpt-a", "messages": [{"role": "user", "content": SECRET}, {"role": "odd", "content": SECRET}]}
     headers = {"X-API-Key": servers.key, **TAGGED}
