@@ -113,6 +113,12 @@ class Caller:
         """How timelines name the caller."""
         return f"key:{self.key.key_id}"
 
+    @property
+    def repeated_as(self) -> tuple[str, str] | None:
+        """What a call and its repeats have in common: the caller's Idempotency-Key; None without one."""
+        name = self.request.headers.get("idempotency-key")
+        return None if name is None else (self.key.key_id, name)
+
     def may(self, scope: Scope) -> bool:
         return scope in self.key.scopes
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from report_world import compared, questions
 from running_api import Api, serving
 
 from loop_dagster.settings import Settings
+from loop_dagster.store.intake import drain
 from loop_dagster.store.open import open_store
+from loop_dagster.store.schema import idempotent_calls
 
 
 def make(api: Api, name: str, model: dict[str, str], *, once: str, **more: Any) -> httpx.Response:
@@ -136,3 +139,31 @@ def test_a_call_whose_first_one_never_ends_is_told_to_come_again(
     answered = make(api, "Stuck", model, once="stuck")
     assert (answered.status_code, answered.json()["error"]["code"]) == (409, "CONFLICT")
     assert answered.headers["Retry-After"]
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_capture_whose_answer_was_lost_is_stored_once(api: Api, drained: bool) -> None:
+    """A server killed between the write and its answer leaves a sample, and no answer for who sends the call again."""
+    source = f"desk-{drained}"
+    api.client.loop.set_config(source, True)
+    said = {
+        "deployment_id": source,
+        "model": "m",
+        "messages": [{"role": "user", "content": "Hello?"}],
+        "completion": "Hi",
+    }
+
+    def capture() -> dict[str, Any]:
+        answer = api.call("POST", "/api/loop/traces", json=said, headers={"Idempotency-Key": f"lost {source}"})
+        found: dict[str, Any] = answer.json()
+        return found
+
+    first = capture()
+    with api.store.registry.write() as connection:
+        connection.execute(sa.delete(idempotent_calls))
+    if drained:
+        drain(api.store, holder="a test")
+    assert capture()["trace_id"] == first["trace_id"]
+    assert api.client.loop.list_traces(deployment_id=source)["total"] == 1
+    other = api.call("POST", "/api/loop/traces", json=said, headers={"Idempotency-Key": f"new {source}"}).json()
+    assert other["trace_id"] != first["trace_id"]
