@@ -124,6 +124,29 @@ def sqlite_registry(sqlite_url: str, sqlite_template: Path) -> Iterator[Registry
 
 
 @pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of an empty bucket, reached as an S3 server that is not Amazon's is: by variables of the environment."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3", endpoint_url=options["AWS_ENDPOINT_URL"]).create_bucket(Bucket="loop")
+    yield "s3://loop/lake"
+    server.stop()
+
+
+@pytest.fixture
 def patient(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Patient]:

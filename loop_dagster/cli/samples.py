@@ -194,6 +194,7 @@ def _rows(store: Store, ids: pl.Series, states: pl.DataFrame | None) -> list[dic
 def _row(row: dict[str, Any], deciding: dict[str, Any] | None, states: dict[str, dict[str, Any]]) -> dict[str, Any]:
     answer = json.loads(row["answer"]) if row["answer"] else {}
     found = {
+        "id": row["sample_id"],
         "trace_id": row["sample_id"],
         "deployment_id": row["source"],
         "conversation_id": row["conversation_id"],

@@ -56,6 +56,11 @@ class Home:
     def loop(self, *arguments: str, timeout: float = 300.0) -> int:
         return self.start(*arguments).wait(timeout)
 
+    def said(self, *arguments: str) -> str:
+        """What `loop …` prints."""
+        process = self.python("-m", "loop_dagster.cli", *arguments, out=subprocess.PIPE)
+        return process.communicate(timeout=300)[0]
+
     @property
     def store(self) -> Store:
         return open_store(Settings(home=self.root, registry_url=self.registry))
@@ -84,16 +89,17 @@ class Homes:
 
     folder: Path
     server: str | None = None
+    more: dict[str, str] = field(default_factory=dict)
 
     def new(self, name: str) -> Home:
         """An empty home."""
-        home = Home(self.folder / name, self._registry(name, "template1"))
+        home = Home(self.folder / name, self._registry(name, "template1"), self.more)
         home.root.mkdir(parents=True)
         return home
 
     def copy(self, template: Home, name: str) -> Home:
         """A home with everything that the template has; nobody may work on the template."""
-        home = Home(self.folder / name, self._registry(name, _database(template.root.name)))
+        home = Home(self.folder / name, self._registry(name, _database(template.root.name)), self.more)
         shutil.copytree(template.root, home.root)
         return home
 
