@@ -18,6 +18,8 @@ from bench.table import COLLECT, read, show
 BENCHES: dict[str, list[str]] = {
     "import_speed": ["--rows", "5000", "--repeats", "1"],
     "minimums": ["--rows", "50000", "--files", "1", "20", "--repeat", "1"],
+    "list_and_search": ["--rows", "50000", "--repeat", "1"],
+    "capture_speed": ["--seconds", "2", "--rounds", "1"],
     "loop_speed": [],
     "training_speed": ["--rows", "24", "--repeat", "1"],
     "answering_speed": ["--questions", "20", "--repeat", "1"],
