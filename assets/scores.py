@@ -14,7 +14,7 @@ from assets.intake import GROUP
 from assets.lengths import count_pairs
 from assets.steps import sign_of_life, utc_now
 from loop_dagster import scoring
-from loop_dagster.errors import LeaseBusy, LoopError
+from loop_dagster.errors import LeaseBusy, LeaseLost, LoopError
 from loop_dagster.rules.money import in_dollars
 from loop_dagster.store.open import Store
 from loop_dagster.store.pipelines import Pipeline
@@ -55,8 +55,16 @@ def scores(
     except LeaseBusy:
         context.log.info("Skipped: another run scores samples of this workspace now.")
         return
+    except LeaseLost:
+        raise  # another run has taken over, or somebody ended this one
     except LoopError as error:
+        scoring.note_broken(stores, pipeline, error.code, error.message)
         raise dg.Failure(description=f"{error.code}: {error.message}", allow_retries=False) from error
+    except Exception as error:
+        # Its text may quote a sample, so only its kind goes on record.
+        said = f"Scoring stopped with {type(error).__name__}; the log of its run says where."
+        scoring.note_broken(stores, pipeline, "SCORING_BROKE", said)
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     yield dg.MaterializeResult(metadata=_said(pipeline, done))

@@ -328,6 +328,11 @@ def _keep(store: Store, pipeline_id: str, noted: _Noted, rated: Rated, *, clock:
         done.nanocents += cost
 
 
+def note_broken(store: Store, pipeline: Pipeline, code: str, said: str, clock: Clock = utc_now) -> None:
+    """Note that a run broke off for a reason that is not the judge's, so that it is not repeated without a pause."""
+    _hold(store, pipeline, code, said, clock)
+
+
 def _hold(store: Store, pipeline: Pipeline, code: str, said: str, clock: Clock) -> None:
     now = clock()
     until = hold_until(store.scorings.get(pipeline.pipeline_id).failures + 1, now)

@@ -46,10 +46,14 @@ def run_lives(store: Store, dagster_run_id: str) -> bool:
 
 
 def sweep_work(store: Store) -> int:
-    """Remove folders of attempts that need no step now, and of runs whose process is gone; returns how many."""
+    """Remove folders of attempts that need no step now, of runs whose process is gone, and what scoring left of deleted
+    pipelines; returns how many.
+    """
     gone = 0
-    for folder in _folders(store):
-        if not _needed(store, folder):
+    known = {pipeline.pipeline_id for pipeline in store.pipelines.list()}
+    left = [folder for folder in scoring_folder(store, "-").parent.glob("*") if folder.name not in known]
+    for folder in [*_folders(store), *left]:
+        if folder in left or not _needed(store, folder):
             shutil.rmtree(folder, ignore_errors=True)
             gone += 1
     return gone

@@ -201,7 +201,8 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_no_verdict(home: Path, ti
         assert again <= kills * 8
         spent = store.scorings.get(pipeline.pipeline_id).nanocents
         heard_for = 250 * CALL
-        assert heard_for <= spent <= heard_for + kills * 8 * 5 * CALL
+        # A call that was under way is counted by a part of the most that it could have used.
+        assert heard_for <= spent <= heard_for + kills * 8 * 10 * CALL
         assert not list(scoring_folder(store, pipeline.pipeline_id).iterdir())
 
 
@@ -465,6 +466,42 @@ def test_the_job_scores_counts_what_is_long_and_says_what_it_did(home: Path, tin
         assert not again.asset_materializations_for_node("scores")
         assert not [one for one in store.settings.work.iterdir() if one.name.startswith("run-")]
         assert sorted(number_of(shown) for shown in stub.seen) == list(range(6))
+
+
+def test_a_run_that_breaks_says_so_and_is_not_repeated_at_once(
+    home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with judged(home, likes(lambda _: 9)) as (store, stub):
+        pipeline = made(store, tiny_model)
+        fill(store, pipeline, 0, 1, text="word " * 200)
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise RuntimeError("the words of a sample")
+
+        monkeypatch.setattr("assets.scores.count_pairs", broken)
+        job = build_defs({"store": StoreResource(home=str(home))}).resolve_job_def("scoring")
+        with dg.instance_for_test() as instance:
+            result = job.execute_in_process(
+                instance=instance, tags={"loop/pipeline": pipeline.pipeline_id}, raise_on_error=False
+            )
+        assert not result.success
+        kind, message = status(store, pipeline)
+        assert kind == "held"
+        assert "RuntimeError" in message
+        assert "words of a sample" not in message
+        assert stub.seen == []
+
+
+def test_what_scoring_left_of_a_deleted_pipeline_is_swept(home: Path, tiny_model: Path) -> None:
+    store = open_store(Settings(home=home))
+    gone, kept = made(store, tiny_model, "Gone"), made(store, tiny_model)
+    for pipeline in (gone, kept):
+        folder = scoring_folder(store, pipeline.pipeline_id)
+        folder.mkdir(parents=True)
+        (folder / "c.json").write_text("{}")
+    store.pipelines.delete(gone.tag)
+    sweep_work(store)
+    assert scoring.leftovers(store) == {kept.pipeline_id}
 
 
 def test_scores_stand_before_feedback_in_the_lineage() -> None:
