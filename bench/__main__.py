@@ -24,6 +24,7 @@ BENCHES: dict[str, list[str]] = {
     "training_speed": ["--rows", "24", "--repeat", "1"],
     "answering_speed": ["--questions", "20", "--repeat", "1"],
     "judge_speed": ["--samples", "40", "--repeat", "1"],
+    "dataset_export": ["--samples", "4000", "--small", "1000"],
     "start_latency": ["--pipelines", "1", "--repeat", "1"],
     "gateway_overhead": ["--calls", "60", "--repeat", "1"],
 }
