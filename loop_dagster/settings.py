@@ -6,13 +6,20 @@ Does not belong here: anything of a pipeline (that is in the registry), anything
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
 
 from loop_dagster.rules.money import PRICE_DECIMALS, SCORING_CENTS
 
@@ -89,7 +96,7 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     api_port: int = Field(default=8765, ge=1, le=65_535, description="the HTTP API")
 
-    upstreams: dict[str, Upstream] = Field(
+    upstreams: Annotated[dict[str, Upstream], NoDecode] = Field(
         default_factory=dict,
         description="the gateway: model, or pattern with `*`, and the server that answers for it (docs/gateway.md)",
     )
@@ -115,6 +122,16 @@ class Settings(BaseSettings):
         given: dict[str, Any] = {**env_settings(), **init_settings()}
         home = Path(given.get("home", ".loop"))
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=home / "settings.yaml")
+
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _read(cls, upstreams: object) -> object:
+        if not isinstance(upstreams, str):
+            return upstreams
+        try:
+            return json.loads(upstreams)
+        except ValueError as error:
+            raise ValueError(f"it is not JSON: {str(error).partition(':')[0]}") from None
 
     @field_validator("upstreams")
     @classmethod

@@ -24,7 +24,7 @@ from loop_dagster.store.capturing import Reason
 #: Bytes of an answer's text and tool calls that a sample keeps (rules: 1 MiB).
 MOST_ANSWER: Final = 2**20
 #: Bytes of a whole body, or of one event, that are looked at: beside the answer they hold probabilities and the like.
-MOST_READ: Final = 16 * 2**20
+MOST_READ: Final = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

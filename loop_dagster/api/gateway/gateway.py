@@ -30,6 +30,8 @@ THREADS: Final = 8
 CONNECT_S: Final = 10.0
 #: Connections that stay open to upstreams.
 KEPT_OPEN: Final = 128
+#: For how long they do without a call: shorter than servers keep theirs, so that none is closed under a new call.
+KEPT_OPEN_S: Final = 3.0
 #: A key that is used is noted this often.
 NOTED_EVERY_S: Final = 60.0
 #: For how long nobody waits for a sample id after the registry was too slow for one.
@@ -48,7 +50,7 @@ class Gateway:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
         self._known = Known(stores, self._threads, max(self.wait_s, 0.05))
         self._timeout = httpx.Timeout(settings.gateway_timeout_s, connect=CONNECT_S, pool=CONNECT_S)
-        self._clients: dict[bool, httpx.AsyncClient] = {}
+        self._clients: dict[str | None, httpx.AsyncClient] = {}
         self._slow_until = 0.0
         self._noted: dict[str, float] = {}
 
@@ -62,17 +64,19 @@ class Gateway:
         return caller
 
     def client(self, target: Target) -> httpx.AsyncClient:
-        """The connections that reach a server: through the environment's proxy, unless it is on this machine."""
-        direct = target.is_here
-        if direct not in self._clients:
-            self._clients[direct] = httpx.AsyncClient(
+        """The connections that reach a server, through the proxy that the environment names for it."""
+        proxy = target.proxy
+        if proxy not in self._clients:
+            self._clients[proxy] = httpx.AsyncClient(
                 timeout=self._timeout,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_OPEN),
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=KEPT_OPEN, keepalive_expiry=KEPT_OPEN_S
+                ),
                 follow_redirects=False,
-                mounts=None if direct else _proxies(),
+                proxy=proxy,
                 trust_env=False,  # it would also read passwords of hosts from ~/.netrc
             )
-        return self._clients[direct]
+        return self._clients[proxy]
 
     def recording(self, call: Call) -> Recording | None:
         """Begin to look up whether and how a call is recorded; None when nobody asked for it, or there is no room."""
@@ -147,17 +151,3 @@ class Recording:
             self._handed.set()
             self._looking.cancel()
             self._gateway.recorder.leave(self._place)
-
-
-def _proxies() -> dict[str, httpx.AsyncHTTPTransport]:
-    """Transports for the proxies that the environment names, by the addresses that they are for."""
-    from urllib.request import getproxies
-
-    found = getproxies()
-    return {
-        f"{scheme}://": httpx.AsyncHTTPTransport(
-            proxy=httpx.Proxy(found[scheme]), limits=httpx.Limits(max_keepalive_connections=KEPT_OPEN)
-        )
-        for scheme in ("http", "https")
-        if found.get(scheme)
-    }

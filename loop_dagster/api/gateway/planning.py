@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from loop_dagster.api.gateway.asked import Asked, BadMessageError, UnreadableJsonError, read_asked
 from loop_dagster.api.gateway.calls import Call
 from loop_dagster.rules import canonical
 from loop_dagster.rules.recording import is_kept
 from loop_dagster.rules.tags import MAX_ON_SAMPLE, BadTag, tag
+from loop_dagster.store.capturing import Reason
 from loop_dagster.store.open import Store
 from loop_dagster.store.sources import Source
+
+#: Bytes of a body that a sample is made of: beyond a million tokens of text, so what is larger holds pictures or files.
+MOST_ASKED: Final = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What becomes of a call: recorded under `sample_id` with `labels` when it has one.
 
-    `unknown` are its tags that no pipeline has. `unreadable`: it would be recorded if a sample could hold it; then it
-    counts as incomplete.
+    `unknown` are its tags that no pipeline has. `refused`: it would be recorded if a sample could hold what was asked.
     """
 
     source: Source
@@ -34,7 +38,7 @@ class Plan:
     labels: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     asked: Asked | None = field(default=None, repr=False)
-    unreadable: bool = False
+    refused: Reason | None = None
     conversation: str | None = None
 
     @property
@@ -57,10 +61,12 @@ def plan(store: Store, call: Call) -> Plan:
     if not (known or source.enabled):
         return Plan(source, now, unknown=unknown)
     labels = tuple(dict.fromkeys([*known, *(source.tags if source.enabled else ())]))[:MAX_ON_SAMPLE]
+    if len(call.raw) > MOST_ASKED:
+        return Plan(source, now, labels=labels, unknown=unknown, refused="too_large")
     try:
         asked = read_asked(call.raw, call.shape)
     except (BadMessageError, UnreadableJsonError):
-        return Plan(source, now, labels=labels, unknown=unknown, unreadable=True)
+        return Plan(source, now, labels=labels, unknown=unknown, refused="incomplete")
     conversation = call.conversation or asked.opening
     if not known and not is_kept(source.name, conversation, source.sample_rate):
         return Plan(source, now, unknown=unknown)

@@ -302,9 +302,9 @@ def _row(ended: Ended, missed: Counter[tuple[str, Reason]]) -> NewSample | None:
     planned = ended.plan()
     for word in planned.unknown:
         missed[word, "no_pipeline"] += 1
-    if planned.sample_id is None and not planned.unreadable:
+    if planned.sample_id is None and planned.refused is None:
         return None
-    said: Said | Reason = "incomplete" if planned.unreadable else ended.read()
+    said = planned.refused or ended.read()
     asked = planned.asked
     if isinstance(said, str) or asked is None or planned.sample_id is None:
         for word in planned.counted:

@@ -6,12 +6,14 @@ belong here: sending anything.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from loop_dagster.settings import Settings, Upstream
 
@@ -75,13 +77,16 @@ class Target:
         return self.base, self.key, self.kind
 
     @property
-    def is_here(self) -> bool:
-        """Whether it is on this machine, where no proxy leads."""
-        host = urlsplit(self.base).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+    def proxy(self) -> str | None:
+        """The proxy that the environment names for it; none leads to this machine or to what NO_PROXY lists."""
+        parts = urlsplit(self.base)
+        host = parts.hostname or ""
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(host).is_loopback:
+                return None
+        if host == "localhost" or proxy_bypass(host):
+            return None
+        return getproxies_environment().get(parts.scheme)
 
     def url(self, path: str, query: str = "") -> str:
         return f"{self.base}{path}{'?' if query else ''}{query}"
