@@ -18,6 +18,7 @@ from loop_dagster.store.giving import feedback_row
 from loop_dagster.store.leases import this_process
 from loop_dagster.store.open import Store
 from loop_dagster.store.purging import purge_deleted
+from loop_dagster.store.samples import among
 from loop_dagster.tables import SELECTIONS
 from loop_dagster.wire import timestamp
 
@@ -53,10 +54,11 @@ def list_(
         raise BadRequest("--state needs --pipeline: a sample's state is its state in one pipeline.")
     states = states_of(store, store.pipelines.get(pipeline), now()) if pipeline else None
     ids = _chosen(store, states, state, attempt, split)
-    page = ids.sort(descending=True).slice(offset, limit)
+    total = store.samples.count() if states is None and attempt is None else ids.select(pl.len()).collect().item()
+    page = ids.top_k(offset + limit, by="sample_id").collect()["sample_id"].sort(descending=True).slice(offset, limit)
     rows = _rows(store, page, states)
     if as_json:
-        emit_json({"traces": rows, "total": ids.len(), "limit": limit, "offset": offset})
+        emit_json({"traces": rows, "total": total, "limit": limit, "offset": offset})
         return
     table(
         ("Sample", "Recorded", "Source", "Feedback", "State", "Why"),
@@ -71,7 +73,7 @@ def list_(
             )
             for row in rows
         ],
-        f"Samples {offset + 1} to {offset + len(rows)} of {ids.len():,}",
+        f"Samples {offset + 1} to {offset + len(rows)} of {total:,}",
     )
 
 
@@ -166,23 +168,25 @@ def feedback(
     out.print(f"Recorded {verdict} on {sample}.")
 
 
-def _chosen(store: Store, states: pl.DataFrame | None, state: str | None, attempt: str | None, split: str) -> pl.Series:
+def _chosen(
+    store: Store, states: pl.DataFrame | None, state: str | None, attempt: str | None, split: str
+) -> pl.LazyFrame:
+    """The column `sample_id` of what was asked for."""
     if attempt is not None:
         if split not in SPLITS:
             raise BadRequest(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")
         mine = pl.col("attempt") == store.attempts.find(attempt).key
         roles = pl.col("role").is_in(SPLITS[split])
-        return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id").collect().get_column("sample_id")
+        return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id")
     if states is not None:
-        chosen = states.filter(pl.col("state") == state) if state else states
-        return chosen["sample_id"]
-    return store.samples.keys().samples.select("sample_id").collect()["sample_id"]
+        return (states.filter(pl.col("state") == state) if state else states).lazy().select("sample_id")
+    return store.samples.keys().samples.select("sample_id")
 
 
 def _rows(store: Store, ids: pl.Series, states: pl.DataFrame | None) -> list[dict[str, Any]]:
     """One page with the field names of the public client's traces, as far as they exist, newest first."""
     whole = store.samples.whole()
-    here = pl.col("sample_id").is_in(ids.implode())
+    here = among(ids)
     rows = whole.samples.filter(here).sort("sample_id", descending=True).collect()
     verdicts = whole.feedback.filter(here).sort("created_at", "feedback_id").collect()
     newest = {row["sample_id"]: row for row in verdicts.iter_rows(named=True) if row["origin"] != "judge"}

@@ -28,11 +28,12 @@ from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
 from loop_dagster.rules.recording import is_kept
 from loop_dagster.rules.retention import captured_until
+from loop_dagster.rules.selection import selected
 from loop_dagster.rules.shapes import flag
 from loop_dagster.store.giving import feedback_row, label_rows
 from loop_dagster.store.inbox import NewSample
 from loop_dagster.store.pages import sample_row
-from loop_dagster.store.selecting import live_that_learned
+from loop_dagster.store.selecting import live_that_learned, scope_of
 from loop_dagster.store.sources import Source, source_name
 
 router = APIRouter(prefix="/api/loop/traces", tags=["samples"])
@@ -225,11 +226,17 @@ def get_trace(caller: Reader, trace_id: str) -> dict[str, Any]:
 @router.get("/{trace_id}/pipelines")
 def list_pipelines_of(caller: Reader, trace_id: str) -> dict[str, Any]:
     """The pipelines that select a sample, each with what becomes of it there and why."""
-    store = caller.store
+    store, moment = caller.store, now()
     read_sample(store, trace_id)
+    keys = store.samples.keys()
+    mine = [frame.filter(pl.col("sample_id") == trace_id) for frame in (keys.samples, keys.feedback, keys.labels)]
+    sample, feedback, labels = (frame.lazy() for frame in pl.collect_all(mine))
     found = []
     for pipeline in store.pipelines.list():
-        rows = states_of(store, pipeline, now()).filter(pl.col("sample_id") == trace_id).to_dicts()
+        # What becomes of one depends on all that a pipeline selects; whether it is among them, on itself alone.
+        if selected(sample, feedback, labels, scope=scope_of(store, pipeline), now=moment).is_empty():
+            continue
+        rows = states_of(store, pipeline, moment).filter(pl.col("sample_id") == trace_id).to_dicts()
         for row in rows[:1]:
             state = {name: row[name] for name in ("state", "attempt_no", "version_no", "reason")}
             found.append({"rule_id": pipeline.pipeline_id, "name": pipeline.name, "enabled": pipeline.enabled, **state})
