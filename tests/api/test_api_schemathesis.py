@@ -18,7 +18,13 @@ EXAMPLES = 4
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
 def test_no_call_ends_in_a_500(api: Api, mode: schemathesis.GenerationMode) -> None:
     attempt = compared(api.store, questions(3), name=f"Known {mode.value}", state="awaiting_review")
-    known = {"pipeline_id": attempt.pipeline_id, "run_id": attempt.run_id, "evaluation_id": attempt.run_id}
+    dataset = api.store.datasets.create(f"Known {mode.value}")
+    known = {
+        "pipeline_id": attempt.pipeline_id,
+        "run_id": attempt.run_id,
+        "evaluation_id": attempt.run_id,
+        "dataset_id": dataset.dataset_id,
+    }
     schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
     called: set[str] = set()
     for found in schema.get_all_operations():
