@@ -55,7 +55,7 @@ def _trainings(store: Store, attempts: Sequence[Attempt]) -> dict[str, Mapping[s
     if not keys:
         return {}
     rows = store.lake.scan(ADAPTERS).filter(pl.col("attempt").is_in(keys)).select("attempt", "kept_step", "curve")
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for row in rows.collect().iter_rows(named=True):
         losses = [one.get("check_loss") for one in json.loads(row["curve"]) if one["step"] == row["kept_step"]]
         loss = next((loss for loss in losses if loss is not None and math.isfinite(loss)), None)
