@@ -426,7 +426,11 @@ def settle(store: Store, pipeline_id: str, *, lease: HeldLease, clock: Clock = u
     folder = scoring_folder(store, pipeline_id)
     chunks = 0
     for path in sorted(folder.glob("*.json")):
-        noted = _Noted.read(path)
+        try:
+            noted = _Noted.read(path)
+        except (ValueError, KeyError, TypeError):  # torn by more than a kill: nobody can say what its journal is about
+            path.unlink()
+            continue
         rated = read_back(noted.journal(folder), noted.keys)
         lease.verify()
         _keep(store, pipeline_id, noted, rated, clock=clock, done=done)

@@ -17,6 +17,7 @@ from stub_judge import KEY, Reply, Shown, StubJudge, completion, rating
 
 from loop_dagster import scoring
 from loop_dagster.models.base import resolve
+from loop_dagster.models.reference_judge import ReferenceJudge
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.scoring import Done
 from loop_dagster.settings import Settings
@@ -83,6 +84,11 @@ def run(store: Store, pipeline: Pipeline, **options: Any) -> Done:
 
     with store.leases.hold(scoring.LEASE, holder="test") as held:
         return scoring.score(store, pipeline.pipeline_id, lease=held, **{"count_long": nothing_long, **options})
+
+
+def only_with_a_right_answer(_settings: Settings) -> ReferenceJudge:
+    """A judge of somebody's own, which says that it rates nothing alone."""
+    return ReferenceJudge()
 
 
 def scores(store: Store) -> list[tuple[str, float]]:

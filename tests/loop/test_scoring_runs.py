@@ -247,6 +247,30 @@ def test_only_one_run_scores_at_a_time_and_one_that_lost_its_lease_stores_nothin
         assert 30 <= paid < 300
 
 
+def test_two_processes_at_once_ask_about_each_sample_once(home: Path, tiny_model: Path) -> None:
+    with judged(home, likes(lambda _: 9), **PRICES) as (store, stub):
+        pipeline = made(store, tiny_model)
+        fill(store, pipeline, 0, 150)
+        command = [sys.executable, str(CHILD), str(home), stub.url, pipeline.pipeline_id]
+        children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        said = [child.communicate(timeout=120)[1] for child in children]
+        run(store, pipeline)  # one of them may have come when the other had ended
+        assert len(stub.seen) == len(scores(store)) == 150
+        assert store.scorings.get(pipeline.pipeline_id).nanocents == 150 * CALL
+        assert all(child.returncode == 0 or "LeaseBusy" in text for child, text in zip(children, said, strict=True))
+
+
+def test_a_note_that_nobody_can_read_is_in_nobodys_way(home: Path, tiny_model: Path) -> None:
+    with judged(home, likes(lambda _: 9)) as (store, _stub):
+        pipeline = made(store, tiny_model)
+        fill(store, pipeline, 0, 3)
+        folder = scoring_folder(store, pipeline.pipeline_id)
+        folder.mkdir(parents=True)
+        (folder / "torn.json").write_text('{"chunk_id": "to')
+        assert run(store, pipeline).scored == 3
+        assert scoring.leftovers(store) == set()
+
+
 @pytest.mark.parametrize("how", ["paused", "off", "deleted"])
 def test_a_run_ends_when_the_pipeline_is_switched_off(
     home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -365,6 +389,25 @@ def test_the_reference_judge_says_that_it_cannot_and_invents_nothing(home: Path,
     assert kind == "held"
     assert "compares with a right answer" in message
     assert "cannot score any" in message
+
+
+@pytest.mark.parametrize(
+    ("judge", "said"),
+    [
+        ("scoring_world:only_with_a_right_answer", "rates nothing without a right answer"),
+        ("no_such_module:make", "cannot be imported"),
+    ],
+)
+def test_a_judge_of_ones_own_that_cannot_is_said_and_not_opened_again(
+    home: Path, tiny_model: Path, judge: str, said: str
+) -> None:
+    store = open_store(Settings(home=home, judge=judge))
+    pipeline = made(store, tiny_model)
+    fill(store, pipeline, 0, 5)
+    run(store, pipeline)
+    kind, message = status(store, pipeline)
+    assert (kind, said in message) == ("held", True)
+    assert scores(store) == []
 
 
 @pytest.mark.parametrize(
