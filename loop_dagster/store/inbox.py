@@ -153,6 +153,8 @@ class Inbox:
                 dead = self._dead(connection, found.values())
                 known = {key: sample_id for key, sample_id in found.items() if sample_id not in dead}
                 new = [entries for entries in wanted if entries[0]["row_key"] not in known]
+                # In one order everywhere: two that insert the same keys the other way round would lock each other out.
+                new.sort(key=lambda entries: str(entries[0]["row_key"]))
                 insert_many_new(connection, inbox, [entries[0] for entries in new])
                 ids = known | self._ids(connection, [key for key in keys if key not in known])
                 mine = [entries for entries in new if ids.get(entries[0]["row_key"]) == entries[0]["sample_id"]]
