@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,8 +18,9 @@ import sqlalchemy as sa
 import yaml
 from doctor_patient import SECRET, Patient
 
+from loop_dagster.store.migrations.versions import r0001_first
 from loop_dagster.store.open import open_store
-from loop_dagster.store.schema import attempts, inbox, leases
+from loop_dagster.store.schema import attempts, inbox, leases, metadata
 from loop_dagster.tables import LABELS, SAMPLES
 
 
@@ -161,19 +162,16 @@ def torn_registry(patient: Patient) -> None:
 
 
 def older_registry(patient: Patient) -> None:
-    connection = sqlite3.connect(patient.home / "registry.db")
-    with connection:
-        for table in ("idempotent_calls", "api_keys", "installations"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-    connection.close()
+    first = re.findall(r'create_table\(\s*"(\w+)"', Path(r0001_first.__file__).read_text())
+    with patient.open().registry.write() as connection:
+        for table in set(metadata.tables) - set(first):  # later revisions have only added tables
+            connection.exec_driver_sql(f"DROP TABLE {table}")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
 
 
 def newer_registry(patient: Patient) -> None:
-    connection = sqlite3.connect(patient.home / "registry.db")
-    with connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
+    with patient.open().registry.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
 
 
 def row_of_tomorrow(patient: Patient) -> None:
