@@ -12,6 +12,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -20,7 +21,6 @@ import sqlalchemy as sa
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 
 from loop_dagster.api.bodies import Sent, read
 from loop_dagster.api.errors import Forbidden, Unauthorized
@@ -35,6 +35,8 @@ MAX_IDEMPOTENCY_KEY: Final = 255
 #: Seconds that a call waits for the answer of the same one under way; then it is told to come again.
 WAIT_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.05
+#: Readings of all samples at once in one process: each takes some hundred MB at a million, and the others wait.
+WHOLE_READS: Final = threading.BoundedSemaphore(4)
 #: Keeps what a write gives as the answer of its Idempotency-Key, inside the transaction of the write.
 Keep = Callable[[sa.Connection, Any], None]
 
@@ -46,6 +48,7 @@ class Stores:
         self.home = store
         self._known = {store.registry.workspace: store}
         self._lock = threading.Lock()
+        self._keys = ThreadPoolExecutor(1, "keys")  # its own: slow reads may hold every thread of the others
         self._asked: dict[str, asyncio.Future[ApiKey | None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -76,7 +79,7 @@ class Stores:
         while self._asked:
             asked, self._asked = self._asked, {}
             try:
-                keys = await run_in_threadpool(self._find, list(asked))
+                keys = await asyncio.get_running_loop().run_in_executor(self._keys, self._find, list(asked))
             except Exception as error:  # every caller hears of it
                 for future in asked.values():
                     future.set_exception(error)
@@ -86,6 +89,7 @@ class Stores:
         self._looking = None
 
     def close(self) -> None:
+        self._keys.shutdown()
         for store in self._known.values():
             store.registry.dispose()
 

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from loop_dagster.api.bodies import Body, Sent, reader, schema_of
-from loop_dagster.api.calls import Keep, Reader, Unread, Writer, now
+from loop_dagster.api.calls import WHOLE_READS, Keep, Reader, Unread, Writer, now
 from loop_dagster.api.rows.samples import Row, feedback_of, label_row, labels_of, read_issued, read_sample, signal
 from loop_dagster.errors import BadRequest, LabelsMoved, NotFound
 from loop_dagster.rules.carrying import carried
@@ -181,15 +181,16 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
 @router.get("/labels")
 def list_labels(caller: Reader) -> dict[str, Any]:
     """Every tag and attribute of the workspace, with how many samples carry it and under which parents."""
-    keys = caller.store.samples.keys()
-    here = keys.samples.select(id_key()).collect()["id_key"]
-    rows = (
-        carried(keys.labels)
-        .filter(pl.col("id_key").is_in(here.implode()))
-        .group_by("label", "value", "parent")
-        .len()
-        .sort("label", "value", "parent", nulls_last=False)
-    )
+    with WHOLE_READS:
+        keys = caller.store.samples.keys()
+        here = keys.samples.select(id_key()).collect()["id_key"]
+        rows = (
+            carried(keys.labels)
+            .filter(pl.col("id_key").is_in(here.implode()))
+            .group_by("label", "value", "parent")
+            .len()
+            .sort("label", "value", "parent", nulls_last=False)
+        )
     found: dict[tuple[str, str | None], dict[str | None, int]] = {}
     for label, value, parent, number in rows.iter_rows():
         found.setdefault((label, value), {})[parent] = number

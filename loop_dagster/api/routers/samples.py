@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from uuid_utils import uuid7
 
 from loop_dagster.api.bodies import MEDIUM, Body, Sent, check_content_type, checked, parsed, read, schema_of
-from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
+from loop_dagster.api.calls import WHOLE_READS, Caller, Reader, Unread, Writer, now
 from loop_dagster.api.captures import Asked, Captures, Planned
 from loop_dagster.api.finding import Filters, find
 from loop_dagster.api.routers.feedback import verdict_of
@@ -212,7 +212,8 @@ def list_traces(
         dataset=None if dataset is None else caller.store.datasets.get(dataset).conditions,
         text=q,
     )
-    found = find(caller.store, filters, now(), limit=limit, offset=offset)
+    with WHOLE_READS:
+        found = find(caller.store, filters, now(), limit=limit, offset=offset)
     rows = [trace(row, state=found.states.get(row["sample_id"])) for row in found.rows]
     return {"traces": rows, "total": found.total, "limit": limit, "offset": offset}
 
