@@ -2,10 +2,11 @@
 
 Run: `python bench/gateway_overhead.py [--calls 600] [--delay-ms 20] [--repeat 3] [--at-once 1]`. The upstream is a stub
 in another process, the gateway a real `loop serve` in a third, both over real HTTP on loopback, with SQLite under a new
-home. Each round asks one call that is recorded (`X-Loop-Pipeline`) and one that is not (`X-Loop-Capture: off`), in
-changing order, whole answers and streams in turn; the time of a whole answer is until its last byte, of a stream until
-its first event. A recorded call that comes without its sample id is counted, and every one must be in the store at the
-end. The figures are the differences of the medians and of the 99th percentiles, the median of the rounds.
+home. A round goes back and forth between ten calls that are recorded (`X-Loop-Pipeline`) and ten that are not
+(`X-Loop-Capture: off`), whole answers and streams in turn; ten, since the recording of one call may hold up the next.
+The time of a whole answer is until its last byte, of a stream until its first event. A recorded call that comes without
+its sample id is counted, and every one must be in the store at the end. The figures are the differences of the medians
+and of the 99th percentiles, the median of the rounds.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ WHOLE = json.dumps(
         "usage": {"prompt_tokens": 200, "completion_tokens": 100, "total_tokens": 300},
     }
 ).encode()
+#: Calls of one kind in a row.
+TOGETHER = 10
 ON, OFF = {"X-Loop-Pipeline": "bench"}, {"X-Loop-Capture": "off"}
 
 
@@ -135,11 +138,9 @@ def one_round(url: str, key: str, calls: int, at_once: int) -> Times:
 
     def caller(place: int) -> None:
         with httpx.Client(base_url=url, headers={"X-API-Key": key}, trust_env=False, timeout=60) as client:
-            for number in range(calls // at_once):
-                streamed = bool(number % 2)
-                first = bool((number // 2 + place) % 2)
-                for recorded in (first, not first):
-                    call(client, number, recorded, streamed, times)
+            for number in range(2 * calls // at_once):
+                recorded = bool((number // TOGETHER + place) % 2)
+                call(client, number, recorded, bool(number % 2), times)
 
     threads = [threading.Thread(target=caller, args=(place,)) for place in range(at_once)]
     for thread in threads:

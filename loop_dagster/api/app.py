@@ -5,10 +5,11 @@ Belongs here: the app, its routers in order, its health. Does not belong here: a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -50,6 +51,8 @@ ROUTERS = (
     gateway,
 )
 TITLE = "The loop's API"
+#: How long a thread that computes, such as the gateway's recorder, may keep the one that answers from going on.
+SWITCH_S: Final = 0.0005
 
 
 def create_app(store: Store) -> FastAPI:
@@ -83,6 +86,7 @@ def create_app(store: Store) -> FastAPI:
 
 def from_environment() -> FastAPI:
     """The API of the installation that the environment names: what each worker process starts with."""
+    sys.setswitchinterval(SWITCH_S)
     return create_app(open_store())
 
 

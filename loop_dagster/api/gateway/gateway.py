@@ -7,7 +7,6 @@ the steps themselves (the other modules).
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -26,6 +25,8 @@ from loop_dagster.store.open import Store
 
 #: Threads that ask the registry for calls. One that is held up holds up no other part of the API.
 THREADS: Final = 8
+#: Seconds after which a call is looked up: it goes on to the upstream first.
+FIRST_S: Final = 0.002
 #: Seconds for a connection to an upstream, and for the list of its models.
 CONNECT_S: Final = 10.0
 #: Connections that stay open to upstreams.
@@ -111,19 +112,32 @@ class Recording:
     """The recording of one call, from the look-up to the recorder's queue."""
 
     def __init__(self, gateway: Gateway, store: Store, call: Call, place: Place, threads: ThreadPoolExecutor) -> None:
-        self._gateway, self._place = gateway, place
-        self._handed = threading.Event()
-        self._looking: Future[Plan] = threads.submit(self._look, store, call)
-        self._may_promise = False
+        self._gateway, self._store, self._call, self._place = gateway, store, call, place
+        self._threads = threads
+        self._looking: Future[Plan] = Future()
+        self._may_promise = self._started = self._handed = False
+        self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._start)
 
-    def _look(self, store: Store, call: Call) -> Plan:
-        planned = plan(store, call)
-        self._may_promise = planned.sample_id is not None and self._gateway.recorder.takes_writes(store)
-        self._place.plan = planned
-        return planned
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._timer.cancel()
+            self._threads.submit(self._look)
+
+    def _look(self) -> None:
+        if not self._looking.set_running_or_notify_cancel():
+            return
+        try:
+            planned = plan(self._store, self._call)
+            self._may_promise = planned.sample_id is not None and self._gateway.recorder.takes_writes(self._store)
+            self._place.plan = planned
+            self._looking.set_result(planned)
+        except BaseException as error:  # whoever waits for the plan gets it
+            self._looking.set_exception(error)
 
     async def sample_id(self) -> str | None:
         """The id to promise in the answer's head, if the registry has answered by now and will take the sample."""
+        self._start()
         if not await self._gateway.waited(self._looking) or self._looking.exception() is not None:
             return None
         planned = self._looking.result()
@@ -134,8 +148,9 @@ class Recording:
 
     def ended(self, reader: Reader) -> None:
         """The answer has passed, or was cut: the recorder takes over."""
-        if not self._handed.is_set():
-            self._handed.set()
+        self._start()
+        if not self._handed:
+            self._handed = True
             read: Said | Reason | None = None
 
             def result() -> Said | Reason:
@@ -147,7 +162,8 @@ class Recording:
 
     def forget(self) -> None:
         """There was no answer: nothing to record and nothing to count."""
-        if not self._handed.is_set():
-            self._handed.set()
+        if not self._handed:
+            self._handed = True
+            self._timer.cancel()
             self._looking.cancel()
             self._gateway.recorder.leave(self._place)

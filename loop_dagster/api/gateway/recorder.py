@@ -38,6 +38,8 @@ MOST_CALLS: Final = 1_000
 MOST_BYTES: Final = 256_000_000
 #: Ended calls that are written in one transaction.
 TOGETHER: Final = 64
+#: How long the recorder waits after a call ended: its answer goes out first, and what ends together is written so.
+GATHER_S: Final = 0.005
 #: A write that takes longer than this means that the registry takes none just now.
 SLOW_S: Final = 0.5
 #: A write that succeeded within this time shows that it does.
@@ -169,6 +171,8 @@ class Recorder:
             end = False
             try:
                 item = self._queue.get(timeout=NOTED_EVERY_S / 4)
+                if isinstance(item, Ended):
+                    time.sleep(GATHER_S)
                 while True:
                     if item is None:
                         end = True

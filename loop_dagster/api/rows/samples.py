@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, cast
@@ -20,6 +21,9 @@ from loop_dagster.store.giving import carried
 from loop_dagster.store.open import Store
 from loop_dagster.wire import timestamp
 
+#: Seconds that feedback waits for its sample before it is told to come again.
+ON_ITS_WAY_S: Final = 0.3
+_LOOK_EVERY_S: Final = 0.02
 _SAMPLE_ID: Final = re.compile(r"[0-9a-f-]{36}")
 #: Who gave feedback, in the wire's words.
 SOURCES: Final[Mapping[str, str]] = {"here": "human", "import": "human", "judge": "judge"}
@@ -41,13 +45,20 @@ def read_sample(store: Store, sample_id: str) -> dict[str, Any]:
 
 
 def read_issued(store: Store, sample_id: str, now: datetime) -> dict[str, Any]:
-    """`read_sample`, for an id that the gateway may have given out a moment ago. Raises SampleNotYetRecorded too."""
-    try:
-        return read_sample(store, sample_id)
-    except NotFound:
-        if store.capturing.on_its_way(sample_id, now):
-            raise SampleNotYetRecorded(sample_id) from None
-        raise
+    """`read_sample`, for an id that the gateway may have given out a moment ago. Raises SampleNotYetRecorded too.
+
+    A sample whose answer has just come to its end is milliseconds away, so that is waited for.
+    """
+    patience = time.monotonic() + ON_ITS_WAY_S
+    while True:
+        try:
+            return read_sample(store, sample_id)
+        except NotFound:
+            if not store.capturing.on_its_way(sample_id, now):
+                raise
+        if time.monotonic() > patience:
+            raise SampleNotYetRecorded(sample_id)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def feedback_of(row: Row) -> Sequence[Row]:
