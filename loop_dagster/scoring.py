@@ -36,14 +36,15 @@ from loop_dagster.opening import MODEL_ERRORS, base_of, length_of
 from loop_dagster.rules.feedback import COLUMNS, PICK_SCORE
 from loop_dagster.rules.money import Prices, in_dollars, sample_limit
 from loop_dagster.rules.scoring import (
+    WINDOW,
     Facts,
     Hold,
     Standing,
     askable,
     chunk_size,
     hold_until,
+    known_to,
     picked,
-    refused_by,
     standing,
     supposed,
     worth_asking,
@@ -139,18 +140,25 @@ def _worth(
 ) -> Plan:
     """The plan of a pipeline that is short: what would count if the judge picked all that it may be asked about."""
     asked = store.scorings.asked(judge_key(store.settings), now)
-    may, refused = askable(selection.rows, asked), refused_by(selection.rows, asked)
-    if may.is_empty():
-        return Plan(standing(dataclasses.replace(facts, left=0), now))
-    feedback = keys.feedback.select(*COLUMNS, "right_bytes")
-    would = dataclasses.replace(keys, feedback=pl.concat([feedback, supposed(may, now).lazy()]))
-    then = measure(store, pipeline, length, now, keys=would)
-    among = pl.col("sample_id").is_in(may.implode()) | pl.col("sample_id").is_in(refused.implode())
+    may, known = askable(selection.rows, asked), known_to(selection.rows, asked)
+    among = pl.col("sample_id").is_in(may.implode()) | pl.col("sample_id").is_in(known.implode())
     samples = keys.samples.filter(among).select("sample_id", "created_at", "text_key", "answer_key").collect()
-    todo = worth_asking(then.selection.rows, may, samples, refused=refused)
-    uncounted = then.uncounted.filter(pl.col("sample_id").is_in(may.implode()))
-    left = dataclasses.replace(facts, left=todo.height + uncounted.height)
-    return Plan(standing(left, now), selection.minimum.short, todo, uncounted, length)
+    newest = samples.filter(pl.col("sample_id").is_in(may.implode())).sort("created_at", "sample_id", descending=True)[
+        "sample_id"
+    ]
+    feedback = keys.feedback.select(*COLUMNS, "right_bytes")
+    found = Plan(standing(facts, now), selection.minimum.short, length=length)
+    for count in (WINDOW, len(newest)):
+        ids = newest.head(count)
+        would = dataclasses.replace(keys, feedback=pl.concat([feedback, supposed(ids, now).lazy()]))
+        then = measure(store, pipeline, length, now, keys=would)
+        todo = worth_asking(then.selection.rows, ids, samples, known=known)
+        uncounted = then.uncounted.filter(pl.col("sample_id").is_in(ids.implode()))
+        found = dataclasses.replace(found, todo=todo, uncounted=uncounted)
+        if todo.height or uncounted.height or count >= len(newest):
+            break
+    left = found.todo.height + found.uncounted.height
+    return dataclasses.replace(found, standing=standing(dataclasses.replace(facts, left=left), now))
 
 
 def _facts(store: Store, pipeline: Pipeline, scoring: Scoring | None = None) -> Facts:

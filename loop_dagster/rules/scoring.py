@@ -25,6 +25,8 @@ Status = Literal["scoring", "waiting", "idle", "held", "off"]
 
 #: Samples of a chunk, after which everything is looked at anew; more where the judge takes more at once (ours).
 CHUNK: Final = 100
+#: Where there are very many, only so many of the newest are supposed to be picked at first: a chunk is far smaller.
+WINDOW: Final = 20_000
 #: So often a sample is asked about whose rating could not be had, and the waits between (ours).
 MOST_TRIES: Final = 3
 TRY_AGAIN: Final = (timedelta(hours=1), timedelta(days=1))
@@ -46,10 +48,11 @@ class Asked:
     by_others: Collection[str] = ()
 
 
-def refused_by(rows: pl.DataFrame, asked: Asked) -> pl.Series:
-    """Ids of the samples that this judge has scored below the bar."""
-    below = rows.filter(pl.col("reason") == "below_bar")["sample_id"]
-    return below.filter(~below.is_in(list(asked.by_others)))
+def known_to(rows: pl.DataFrame, asked: Asked) -> pl.Series:
+    """Ids of the samples whose score stands: picked by any judge, or scored below the bar by this one."""
+    found = rows.filter((pl.col("teaches") == "scored") | (pl.col("reason") == "below_bar"))
+    again = (pl.col("reason") == "below_bar") & pl.col("sample_id").is_in(list(asked.by_others))
+    return found.filter(~again)["sample_id"]
 
 
 def askable(rows: pl.DataFrame, asked: Asked) -> pl.Series:
@@ -79,20 +82,20 @@ def supposed(ids: pl.Series, now: datetime) -> pl.DataFrame:
     )
 
 
-def worth_asking(rows: pl.DataFrame, ids: pl.Series, samples: pl.DataFrame, *, refused: pl.Series) -> pl.DataFrame:
+def worth_asking(rows: pl.DataFrame, ids: pl.Series, samples: pl.DataFrame, *, known: pl.Series) -> pl.DataFrame:
     """Those of the askable `ids` whose score could count, the newest first, with the key of the answer to rate.
 
     `rows` are of a selection that supposed the best score for each of `ids`; `samples` has sample_id, created_at,
-    text_key and answer_key of these and of the `refused`, which this judge scored below the bar: the same answer to the
-    same conversation is not asked about again under another id. Gives `sample_id` and `right_key`.
+    text_key and answer_key of these and of the `known`, whose score stands: the same answer to the same conversation is
+    not asked about again under another id. Gives `sample_id` and `right_key`.
     """
     same = ["text_key", "answer_key"]
-    known = samples.filter(pl.col("sample_id").is_in(refused.implode())).select(same)
+    scored = samples.filter(pl.col("sample_id").is_in(known.implode())).select(same)
     return (
         rows.filter(pl.col("sample_id").is_in(ids.implode()) & pl.col("role").is_in(_ROLES))
         .select("sample_id", "right_key")
         .join(samples.select("sample_id", "created_at", *same), on="sample_id", how="inner")
-        .join(known, on=same, how="anti")
+        .join(scored, on=same, how="anti")
         .sort("created_at", "sample_id", descending=True)
         .select("sample_id", "right_key")
     )

@@ -23,6 +23,7 @@ from loop_dagster import scoring
 from loop_dagster.definitions import build_defs
 from loop_dagster.errors import AgentCouldNotStart, LeaseBusy, LeaseLost, NotEnoughSamples, Refused
 from loop_dagster.opening import NotYet, Opened, look, train_now
+from loop_dagster.rules import scoring as rule
 from loop_dagster.rules.money import NANOCENTS, Prices
 from loop_dagster.settings import Settings
 from loop_dagster.store.giving import feedback_row
@@ -97,6 +98,20 @@ def test_a_short_pipeline_is_filled_with_picks_and_its_attempt_opens(home: Path,
         before = len(stub.seen)
         assert run(store, pipeline).scored == 0
         assert len(stub.seen) == before
+
+
+def test_among_very_many_the_newest_are_looked_at_first_and_all_of_them_in_the_end(
+    home: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "WINDOW", 10)
+    monkeypatch.setattr(rule, "CHUNK", 4)
+    with judged(home, likes(lambda number: number % 11), judge_concurrency=1) as (store, stub):
+        pipeline = made(store, tiny_model)
+        fill(store, pipeline, 0, 35)
+        assert scoring.plan(store, pipeline, now()).todo.height == 10
+        assert run(store, pipeline).scored == 35
+        assert [number_of(shown) for shown in stub.seen] == list(range(34, -1, -1))
+        assert status(store, pipeline)[0] == "idle"
 
 
 def test_with_enough_reviewed_samples_nobody_is_asked(home: Path, tiny_model: Path) -> None:

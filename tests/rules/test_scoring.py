@@ -35,8 +35,8 @@ def worth(world: World, asked: Asked = Asked(), **options: Any) -> list[str]:  #
     samples, feedback, labels = world.frames()
     feedback = pl.concat([feedback.select(scoring.supposed(may, world.now).columns), scoring.supposed(may, world.now)])
     then = select(samples, feedback, labels, scope=world.scope, history=world.history, now=world.now, **options)
-    refused = scoring.refused_by(now.rows, asked)
-    return scoring.worth_asking(then.rows, may, samples, refused=refused)["sample_id"].to_list()
+    known = scoring.known_to(now.rows, asked)
+    return scoring.worth_asking(then.rows, may, samples, known=known)["sample_id"].to_list()
 
 
 def test_the_newest_first_and_only_what_nobody_reviewed() -> None:
@@ -95,6 +95,14 @@ def test_the_same_answer_under_another_id_is_not_asked_about_again() -> None:
     world.add("how", answer="so", verdict=None)
     other = world.add("how", answer="another way", verdict=None)
     assert worth(world) == [other]
+
+
+def test_an_older_copy_of_what_was_picked_is_not_asked_about_either() -> None:
+    world = World()
+    world.add("how", answer="so", verdict=None)
+    newer = world.add("how", answer="so", verdict=None)
+    world.say(newer, "scored", score=0.9)
+    assert worth(world) == []
 
 
 def test_a_sample_that_failed_rests() -> None:
@@ -159,7 +167,7 @@ def test_the_limit_of_an_attempt_is_shared() -> None:
 
 
 def filled(world: World, scores: dict[str, float], *, at_once: int = 1) -> tuple[Selection, list[list[str]]]:
-    """Scores until there is enough or nothing is left; what was asked, chunk by chunk, none of which passes the need."""
+    """Scores until there is enough or nothing is left; what was asked, in chunks none of which passes the need."""
     asked: list[list[str]] = []
     while not (now := world.select()).ready:
         chunk = worth(world)[: scoring.chunk_size(now.minimum.short, at_once=at_once)]
