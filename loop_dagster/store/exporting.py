@@ -12,45 +12,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 
 import orjson
 import polars as pl
 
 from loop_dagster.rules.conditions import DatasetConditions
-from loop_dagster.rules.matching import chosen
+from loop_dagster.rules.matching import chosen, narrowed, read
 from loop_dagster.store.giving import carried
 from loop_dagster.store.open import Store
 from loop_dagster.store.samples import KeyFrames, among
 
-#: Samples whose texts are in memory at once.
+#: Samples whose keys are in memory at once, beside the ids of all.
+WINDOW: Final = 10_000
+#: Samples whose texts are.
 PART: Final = 2_000
 #: Lines of one block that is handed on.
 _LINES: Final = 200
 
 
 def exported(
-    store: Store, conditions: DatasetConditions, *, now: datetime, limit: int | None = None, part: int = PART
+    store: Store,
+    conditions: DatasetConditions,
+    *,
+    now: datetime,
+    limit: int | None = None,
+    window: int = WINDOW,
+    part: int = PART,
 ) -> Iterator[bytes]:
     """Blocks of whole lines, one line a sample that meets `conditions`, the oldest first, at most `limit`.
 
-    Which samples, and the verdict on each, are looked up now, before the first block is asked for; a sample that is
-    deleted meanwhile is left out.
+    All are looked up as they stand now; a sample that is deleted before its line is written is left out. What cannot be
+    read is raised by the call where it concerns the first block, else by the iterator.
     """
     keys = store.samples.keys()
-    rows = chosen(keys.samples, keys.feedback, keys.labels, groups=[conditions], now=now).sort(
-        "created_at", "sample_id"
-    )
-    wanted = rows.select("sample_id", "teaches", "reviewed", "right_key").head(rows.height if limit is None else limit)
-    del rows, keys
-    return _blocks(store, wanted, part)
+    samples = keys.samples.filter(*narrowed(conditions), pl.col("expires_at") > now)
+    order = read(samples.select("created_at", "sample_id")).sort("created_at", "sample_id")["sample_id"]
+    blocks = _blocks(store, _chosen(keys, order, conditions, now, window), limit, part)
+    return chain([next(blocks, b"")], blocks)
 
 
-def _blocks(store: Store, wanted: pl.DataFrame, part: int) -> Iterator[bytes]:
-    for start in range(0, wanted.height, part):
-        rows = _rows(store.samples.whole(), wanted.slice(start, part))
-        for at in range(0, len(rows), _LINES):
-            yield b"".join(line(row) for row in rows[at : at + _LINES])
+def _chosen(
+    keys: KeyFrames, order: pl.Series, conditions: DatasetConditions, now: datetime, window: int
+) -> Iterator[pl.DataFrame]:
+    """What meets the conditions, in order and a window at a time, with the verdict that decides about each."""
+    for start in range(0, order.len(), window):
+        ids = order.slice(start, window)
+        here = among(ids)
+        rows = chosen(
+            keys.samples.filter(here),
+            keys.feedback.filter(here),
+            keys.labels.filter(here),
+            groups=[conditions],
+            now=now,
+        )
+        wanted = rows.select("sample_id", "teaches", "reviewed", "right_key")
+        yield ids.to_frame().join(wanted, on="sample_id", how="inner", maintain_order="left")
+
+
+def _blocks(store: Store, windows: Iterator[pl.DataFrame], limit: int | None, part: int) -> Iterator[bytes]:
+    left = limit
+    for wanted in windows:
+        taken = wanted if left is None else wanted.head(left)
+        for start in range(0, taken.height, part):
+            rows = _rows(store.samples.whole(), taken.slice(start, part))
+            for at in range(0, len(rows), _LINES):
+                yield b"".join(line(row) for row in rows[at : at + _LINES])
+        if left is not None:
+            left -= taken.height
+            if not left:
+                return
 
 
 def _rows(frames: KeyFrames, wanted: pl.DataFrame) -> Sequence[Mapping[str, Any]]:
