@@ -22,7 +22,7 @@ from loop_dagster.api.calls import WHOLE_READS, Caller, Reader, Unread, Writer, 
 from loop_dagster.api.captures import Asked, Captures, Planned
 from loop_dagster.api.finding import Filters, find
 from loop_dagster.api.routers.feedback import verdict_of
-from loop_dagster.api.rows.samples import read_sample, trace, trace_in_full
+from loop_dagster.api.rows.samples import read_sample, trace_in_full, traces
 from loop_dagster.errors import BadRequest
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
@@ -214,8 +214,7 @@ def list_traces(
     )
     with WHOLE_READS:
         found = find(caller.store, filters, now(), limit=limit, offset=offset)
-    rows = [trace(row, state=found.states.get(row["sample_id"])) for row in found.rows]
-    return {"traces": rows, "total": found.total, "limit": limit, "offset": offset}
+    return {"traces": traces(found.rows, found.states), "total": found.total, "limit": limit, "offset": offset}
 
 
 @router.get("/{trace_id}")

@@ -70,10 +70,19 @@ def labels_of(row: Row) -> dict[str, Row]:
     return carried(cast("Sequence[Row]", row["labels"]))
 
 
-def trace(row: Row, *, state: Row | None = None) -> dict[str, Any]:
-    """One sample of a list; `row` has its feedback and its labels."""
+def trace(row: Row) -> dict[str, Any]:
+    """One sample as a list has it; `row` has its feedback and its labels."""
+    return traces([row])[0]
+
+
+def traces(rows: Sequence[Row], states: Mapping[str, Row] | None = None) -> list[dict[str, Any]]:
+    """Samples of a list, each with its state in a pipeline where `states` has one by its id."""
+    decided = _decided([one for row in rows for one in feedback_of(row)])
+    return [_trace(row, decided.get(row["sample_id"]), (states or {}).get(row["sample_id"])) for row in rows]
+
+
+def _trace(row: Row, decided: Row | None, state: Row | None) -> dict[str, Any]:
     answer = json.loads(row["answer"]) if row["answer"] else {}
-    decided = _decided(feedback_of(row))
     found = {
         "id": row["sample_id"],
         "trace_id": row["sample_id"],
@@ -126,14 +135,15 @@ def label_row(row: Row) -> dict[str, Any]:
     return {"key": row["label"], "label": row["value"], "parent": None}
 
 
-def _decided(feedback: Sequence[Row]) -> Row | None:
-    """The verdict that decides, as rules/feedback.py gives it; None without any feedback."""
+def _decided(feedback: Sequence[Row]) -> dict[str, Row]:
+    """The verdict that decides about each sample that has any, as rules/feedback.py gives it, by sample id."""
     if not feedback:
-        return None
+        return {}
     columns = ("feedback_id", "sample_id", "verdict", "origin", "right_key", "score", "created_at")
     frame = pl.DataFrame(
         [{name: row[name] for name in columns} for row in feedback],
         schema_overrides={"right_key": pl.Int64, "score": pl.Float64},
         infer_schema_length=None,
-    )
-    return deciding(frame.with_columns(id_key())).row(0, named=True)
+    ).with_columns(id_key())
+    ids = frame.select("id_key", "sample_id").unique()
+    return {row["sample_id"]: row for row in deciding(frame).join(ids, on="id_key").iter_rows(named=True)}
