@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from bios._client import ApiError
 from gateway_world import QUESTION, World, until
+from polars.testing import assert_frame_equal
 from stub_upstream import Reply, Upstream, chunk, chunks, completion, message, message_events, sse
 from wire_types import check
 
 from loop_dagster.store.intake import drain
 
+CASES = Path(__file__).parent.parent / "cases"
 TOOLS = [{"type": "function", "function": {"name": "pay", "parameters": {"type": "object"}}}]
 CALL = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": '{"sum": 1.50, "to": "a"}'}}
 STORED = {"id": "call_1", "type": "function", "function": {"name": "pay", "arguments": '{"sum":1.50,"to":"a"}'}}
@@ -212,6 +216,25 @@ def test_tool_use_in_anthropics_form_is_stored_like_openais(world: World) -> Non
     streamed = world.trace(ask(world, Reply(events=message_events(*blocks[1:])), headers=TAGGED, stream=True, **body))
     for name in ("messages", "completion", "tool_calls", "tools", "model"):
         assert streamed[name] == whole[name]
+
+
+@pytest.mark.parametrize("file", ["clean.jsonl", "content_parts.jsonl", "tool_arguments.jsonl", "secrets.jsonl"])
+def test_a_call_becomes_the_sample_that_an_import_of_it_becomes(world: World, file: str) -> None:
+    columns = ["messages", "answer", "tools", "text_key", "prompt_key", "answer_key", "bytes", "flag"]
+    rows = [json.loads(line) for line in (CASES / file).read_text().splitlines() if line.strip()]
+    rows = [row for row in rows if row.get("messages", [{}])[-1].get("role") == "assistant"]
+    assert rows
+    world.api.client.loop.import_rows(file, rows, import_id=file)
+    for row in rows:
+        *asked, said = row["messages"]
+        reply = completion(said.get("content"), calls=said.get("tool_calls"))
+        offered = {"tools": row["tools"]} if row.get("tools") else {}
+        world.trace(ask(world, reply, headers=TAGGED, messages=asked, model=f"gpt-{file}", **offered))
+    stored = world.store.samples.whole().samples.select("source", *columns).collect()
+    by_call = stored.filter(pl.col("source") == f"gpt-{file}").drop("source").sort(columns)
+    by_import = stored.filter(pl.col("source") == file).drop("source").sort(columns)
+    assert by_call.height == len(rows)
+    assert_frame_equal(by_call, by_import)
 
 
 def test_of_several_choices_the_first_is_the_sample(world: World) -> None:

@@ -14,16 +14,19 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from bios import RunBiOS
 from gateway_world import QUESTION, World, gateway, installation, until
 from stub_upstream import KEY, Reply, Upstream, chunks, completion, upstream
 
 from loop_dagster.api.gateway import recorder
+from loop_dagster.store.capturing import WAY
 from loop_dagster.store.open import Store
 
 TAGGED = {"X-Loop-Pipeline": "support"}
@@ -165,6 +168,43 @@ def test_many_at_once_are_all_recorded(world: World) -> None:
     assert len(set(ids)) == 40
     for sample in ids:
         assert world.store.samples.get(sample) is not None
+
+
+def test_a_call_that_takes_long_is_said_to_be_under_way(hasty: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "NOTED_EVERY_S", 0.2)
+    until(lambda: ask(hasty)[0])  # from here on the recorder looks more often
+    hasty.up.reply = lambda _: Reply(events=chunks(*["word "] * 20), pause_s=0.1)
+    body = {"model": "gpt-a", "messages": QUESTION, "stream": True}
+    headers = {"X-API-Key": hasty.api.key, **TAGGED}
+    with hasty.api.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answered:
+        sample, begun = answered.headers["x-loop-sample-id"], datetime.now(UTC)
+        list(answered.iter_raw())
+    hasty.up.reply = lambda _: completion()
+    assert hasty.store.capturing.on_its_way(sample, begun + WAY + timedelta(seconds=0.3))
+    assert not hasty.store.capturing.on_its_way(sample, begun + WAY + timedelta(seconds=30))
+    hasty.trace(sample)
+
+
+@pytest.mark.postgres
+def test_a_postgres_that_is_held_up_stops_no_call(tmp_path: Path, postgres_url: str) -> None:
+    with gateway(tmp_path / "home", gateway_wait_ms=WAIT_MS, registry_url=postgres_url) as world:
+        assert until(lambda: ask(world)[0])
+        promised = until(lambda: ask(world, "With \u0000 and \U0001f4a1")[0])
+        assert world.api.client.loop.upvote(promised)["verdict"] == "accepted"
+        assert "\U0001f4a1" in world.trace(promised)["messages"][0]["content"]
+        before = world.samples()
+        other = sa.create_engine(postgres_url.replace("postgresql://", "postgresql+psycopg2://"))
+        with other.begin() as connection:
+            connection.execute(sa.text("LOCK TABLE inbox IN ACCESS EXCLUSIVE MODE"))
+            asked = [ask(world) for _ in range(8)]
+            time.sleep(recorder.SLOW_S + 0.2)
+            assert ask(world)[0] is None  # the first write has not come back
+        other.dispose()
+        assert max(took for _, took in asked) < QUICK_S
+        assert until(lambda: world.samples() == before + 9)  # none is lost
+        for sample, _took in asked:
+            assert sample is None or world.store.samples.get(sample) is not None
+        assert until(lambda: ask(world)[0])
 
 
 # --- servers as processes --------------------------------------------------------------------------------------------

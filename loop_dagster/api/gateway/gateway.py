@@ -23,8 +23,8 @@ from loop_dagster.api.gateway.upstreams import Target, Upstreams
 from loop_dagster.store.capturing import Reason
 from loop_dagster.store.open import Store
 
-#: Threads that ask the registry for calls. One that is held up holds up no other part of the API.
-THREADS: Final = 8
+#: Threads that look calls up in the registry, and as many that look up keys: what holds one kind up leaves the others.
+THREADS: Final = 4
 #: Seconds after which a call is looked up: it goes on to the upstream first.
 FIRST_S: Final = 0.002
 #: Seconds for a connection to an upstream, and for the list of its models.
@@ -48,8 +48,9 @@ class Gateway:
         self.upstreams = Upstreams(settings)
         self.recorder = Recorder()
         self.wait_s = settings.gateway_wait_ms / 1000
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
-        self._known = Known(stores, self._threads, max(self.wait_s, 0.05))
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway-plans")
+        self._key_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway-keys")
+        self._known = Known(stores, self._key_threads, max(self.wait_s, 0.05))
         self._timeout = httpx.Timeout(settings.gateway_timeout_s, connect=CONNECT_S, pool=CONNECT_S)
         self._clients: dict[str | None, httpx.AsyncClient] = {}
         self._slow_until = 0.0
@@ -103,7 +104,8 @@ class Gateway:
     async def close(self) -> None:
         """Record what has passed, close the connections."""
         await asyncio.to_thread(self.recorder.close)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._key_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         for client in self._clients.values():
             await client.aclose()
 

@@ -72,6 +72,8 @@ class Passing(Response):
                 return
             await self._pass(response, recording, send)
         finally:
+            if recording is not None:
+                recording.forget()  # nothing but what was not handed over
             await asyncio.shield(response.aclose())
 
     async def _send(self, scope: Scope) -> httpx.Response:

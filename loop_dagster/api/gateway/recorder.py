@@ -51,7 +51,7 @@ NOTED_EVERY_S: Final = 20.0
 #: Pauses between tries to write while the registry takes none.
 PAUSES_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 #: Tries after a failure that no error of the stores names.
-MOST_TRIES: Final = 30
+MOST_TRIES: Final = 8
 #: How long the end of the process waits for what is not written yet.
 LAST_S: Final = 10.0
 
@@ -238,12 +238,12 @@ class Recorder:
             self._until_written(lambda: store.capturing.count(missed, now))
 
     def _put(self, store: Store, rows: Sequence[NewSample], now: datetime) -> list[Put]:
-        """Store samples together; one that is refused for good is refused alone."""
+        """Store samples together; one that cannot be stored takes no other with it."""
         find = store.samples.find_identities
         try:
             return self._until_written(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
-        except LoopError as error:
-            if error.code not in _FOR_GOOD or len(rows) == 1:
+        except Exception:
+            if len(rows) == 1 or self._give_up is not None:
                 raise
         puts: list[Put] = []
         for row in rows:
