@@ -18,6 +18,7 @@ from loop_dagster.api.rows.attempts import TRIGGERS, cents_of
 from loop_dagster.api.rows.pipelines import Found
 from loop_dagster.rules.conditions import FEEDBACK_WORDS, DatasetConditions
 from loop_dagster.rules.decision import BIG_CHANGE, WIN_RATE
+from loop_dagster.rules.feedback import id_key
 from loop_dagster.rules.matching import WORD, chosen
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
@@ -108,12 +109,12 @@ def _point(attempt: Attempt, found: Found, training: Mapping[str, Any] | None) -
 def _signals(store: Store, since: datetime) -> list[dict[str, Any]]:
     """Feedback of each day by stored verdict, of samples that are still there."""
     keys = store.samples.keys()
+    given = keys.feedback.filter(pl.col("created_at") >= since).select(id_key(), "created_at", "verdict").collect()
+    there = keys.samples.select(id_key()).collect()["id_key"]
     rows = (
-        keys.feedback.filter(pl.col("created_at") >= since)
-        .join(keys.samples.select("sample_id"), on="sample_id", how="semi")
+        given.filter(pl.col("id_key").is_in(there.implode()))
         .group_by(pl.col("created_at").dt.date().alias("day"), "verdict")
         .len()
-        .collect()
         .sort("day", "verdict")
     )
     days: dict[str, dict[str, int]] = {}

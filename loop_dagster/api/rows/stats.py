@@ -27,15 +27,16 @@ def stats(store: Store, now: datetime) -> dict[str, Any]:
         id_key(), "created_at", pl.col("answer_key").is_not_null().alias("answered")
     ).collect()
     given = keys.feedback.select(*COLUMNS).collect().with_columns(id_key())
-    given = given.join(samples.select("id_key"), on="id_key", how="semi")
-    decided = deciding(given)
-    taught = samples.join(decided.filter("reviewed"), on="id_key", how="left")
+    # Everything is counted from the side of feedback, of which there is less: what has none is unreviewed.
+    given = given.filter(pl.col("id_key").is_in(samples["id_key"].implode()))
+    taught = deciding(given).filter("reviewed")
     words: Counter[str] = Counter()
     for verdict, number in taught.group_by("teaches").len().iter_rows():
-        words[WORDS.get(verdict or "", "unreviewed")] += number
-    ready = taught.filter(
-        ((pl.col("teaches") == "accepted") & pl.col("answered")) | pl.col("teaches").is_in(["edited", "gold"])
-    )
+        words[WORDS[verdict]] += number
+    words["unreviewed"] = samples.height - taught.height
+    unanswered = samples.filter(~pl.col("answered"))["id_key"]
+    teaches_nothing = (pl.col("teaches") == "accepted") & pl.col("id_key").is_in(unanswered.implode())
+    ready = taught.filter((pl.col("teaches") != "rejected") & ~teaches_nothing)
     by_verdict = dict(given.group_by("verdict").len().iter_rows())
     by_source: Counter[str] = Counter()
     for origin, number in given.group_by("origin").len().iter_rows():
@@ -43,7 +44,7 @@ def stats(store: Store, now: datetime) -> dict[str, Any]:
     return {
         "capture": capture(store, now),
         "traces": samples.height,
-        "signalled_traces": samples.height - words["unreviewed"],  # by a person, as lists filter by it
+        "signalled_traces": taught.height,  # by a person, as lists filter by it
         "signals": given.height,
         "by_verdict": {verdict: by_verdict.get(verdict, 0) for verdict in VERDICTS},
         "by_source": dict(by_source),
