@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 import polars as pl
 import pytest
+import sqlalchemy as sa
 from judge_world import BAD, GOOD, verdict
 from stub_judge import KEY, Reply, Shown, StubJudge, completion
 
@@ -22,6 +23,7 @@ from loop_dagster.rules.states import FLOW
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.records import Attempt
+from loop_dagster.store.schema import attempts
 from loop_dagster.tables import ANSWERS, QUESTIONS
 from loop_dagster.tables.base import Table
 from resources import StoreResource
@@ -238,6 +240,13 @@ class TestMoney:
         assert summary is not None and summary["rows_not_reached"] == shown["not_reached"]
         assert (summary["rows_failed"], summary["rows_gone"]) == (0, 0)
 
+    def test_what_scoring_unreviewed_samples_took_is_not_there_for_it(self, place: Place) -> None:
+        frozen = {**place.attempt.frozen, "sample_scoring": {"nanocents": 5 * 10**9, "scored": 9, "picked": 3}}
+        with place.store.registry.write() as connection:
+            connection.execute(sa.update(attempts).values(frozen=frozen))
+        assert place.judge()["cost_limit"] == "$0.10"
+        assert place.attempt.counts["judge_nanocents"] <= 10 * 10**9
+
 
 def test_an_attempt_freezes_prices_and_limit(home: Path, tiny_model: Path) -> None:
     from loop_dagster.models.base import resolve
@@ -246,6 +255,6 @@ def test_an_attempt_freezes_prices_and_limit(home: Path, tiny_model: Path) -> No
     store = open_store(settings)
     base = resolve(str(tiny_model), settings.models_dir)
     pipeline = store.pipelines.create("Support", model_id=str(tiny_model), model_digest=base.digest)
-    frozen = _frozen(store, pipeline, base, first=True)
+    frozen = _frozen(store, pipeline, base, (), first=True)
     assert frozen["judge_prices"] == {"input_cents_per_million": "12.345", "output_cents_per_million": "0"}
     assert frozen["scoring_limit_cents"] == 99
