@@ -43,6 +43,11 @@ TRIES = 10
 #: millisecond, whatever it holds.
 SMALL_BYTES = 32 * 2**20
 MOST_SMALL_FILES = 100
+#: Row groups are what readers work on side by side, what a search has in memory at a time, and what has to be unpacked
+#: for a single sample; too many of them cost every reader.
+GROUP_ROWS, FEWEST_GROUP_ROWS, GROUP_BYTES = 16 * 1024, 256, 64 * 2**20
+#: How many times its packed size a conversation takes.
+PACKED = 5
 #: Commits between two checkpoints: every commit after the last one costs each opening a fifth of a millisecond.
 CHECKPOINT_EVERY = "20"
 _COMMIT = re.compile(r"^(\d{20})\.json$")
@@ -203,7 +208,8 @@ class Lake:
                 properties = CommitProperties(app_transactions=[Transaction(app, number)])
             elif ready.is_empty():
                 return int(handle.version())
-            write_deltalake(handle, ready, mode="append", commit_properties=properties, writer_properties=_WRITER)
+            writer = _writer(int(ready.estimated_size()), ready.height)
+            write_deltalake(handle, ready, mode="append", commit_properties=properties, writer_properties=writer)
             if sync:
                 self._flush(table, int(handle.version()))
             _gather(handle)
@@ -232,7 +238,8 @@ class Lake:
             if ready.is_empty():
                 handle.delete(predicate)
             else:
-                write_deltalake(handle, ready, mode="overwrite", predicate=predicate, writer_properties=_WRITER)
+                writer = _writer(int(ready.estimated_size()), ready.height)
+                write_deltalake(handle, ready, mode="overwrite", predicate=predicate, writer_properties=writer)
             _gather(handle)
             return int(handle.version())
 
@@ -262,7 +269,7 @@ class Lake:
             if handle is None:
                 return None
             before = len(handle.file_uris())
-            handle.optimize.compact(writer_properties=_WRITER)
+            _compact(handle)
             removed = handle.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
             handle.create_checkpoint()
             return Maintained(before, len(handle.file_uris()), len(removed), int(handle.version()))
@@ -420,8 +427,17 @@ class Lake:
                 os.close(descriptor)
 
 
-#: Row groups are what readers work on side by side, and what has to be unpacked for a single sample.
-_WRITER = WriterProperties(compression="ZSTD", compression_level=1, max_row_group_size=16 * 1024)
+def _writer(unpacked: int, rows: int) -> WriterProperties:
+    """Row groups of at most GROUP_ROWS rows, and about GROUP_BYTES once they are unpacked."""
+    fit = GROUP_BYTES * rows // max(unpacked, 1)
+    size = min(GROUP_ROWS, max(FEWEST_GROUP_ROWS, fit))
+    return WriterProperties(compression="ZSTD", compression_level=1, max_row_group_size=size)
+
+
+def _compact(handle: DeltaTable) -> None:
+    added = pl.DataFrame(handle.get_add_actions()).select("size_bytes", "num_records").drop_nulls()
+    packed, rows = (int(value or 0) for value in added.sum().row(0))
+    handle.optimize.compact(writer_properties=_writer(PACKED * packed, rows or GROUP_ROWS))
 
 
 def _files(handle: DeltaTable) -> tuple[tuple[str, int], ...]:
@@ -446,4 +462,4 @@ def _gather(handle: DeltaTable) -> None:
             return
         sizes = pl.DataFrame(handle.get_add_actions()).get_column("size_bytes")
         if int((sizes < SMALL_BYTES).sum()) > MOST_SMALL_FILES:
-            handle.optimize.compact(writer_properties=_WRITER)
+            _compact(handle)

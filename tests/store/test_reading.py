@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from polars.testing import assert_frame_equal
 from uuid_utils import uuid7
 
+from loop_dagster.settings import Settings
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.lake import Lake
+from loop_dagster.store.open import open_store
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.samples import Samples
-from loop_dagster.store.waiting import KEPT_BYTES, Waiting
+from loop_dagster.store.waiting import Waiting
 from loop_dagster.tables import FEEDBACK, LABELS, SAMPLES
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -235,10 +241,11 @@ def test_only_what_is_new_is_read(sqlite_registry: Registry, monkeypatch: pytest
     assert waiting.frames()["samples"].height == 21
 
 
-def test_a_huge_inbox_is_not_kept_in_memory(sqlite_registry: Registry) -> None:
+def test_a_huge_inbox_is_not_kept_in_memory(sqlite_registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loop_dagster.store.waiting.KEPT_BYTES", 10_000)
     inbox, waiting = Inbox(sqlite_registry), Waiting(sqlite_registry)
     for number in range(3):
-        inbox.put_sample(sample(number, messages="x" * (KEPT_BYTES // 2)))
+        inbox.put_sample(sample(number, messages="x" * 5_000))
     assert waiting.frames()["samples"].height == 3
     assert waiting._known.rows == 0
 
@@ -266,3 +273,61 @@ def test_a_commit_of_another_process_is_seen_at_once(tmp_path: Path) -> None:
     snapshot = reader.snapshot(SAMPLES)
     assert snapshot is not None and len(snapshot.files) == 1
     assert reader.scan(SAMPLES).select(pl.len()).collect().item() == 29
+
+
+def test_rows_of_a_group_are_fewer_where_they_are_long(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    long = [sample(number, messages=f"{number} " + "x" * 100_000) for number in range(1_500)]
+    for part in (long[:750], long[750:]):
+        lake.append(SAMPLES, SAMPLES.frame(part))
+    groups = [pq.ParquetFile(path).metadata for path in lake.files(SAMPLES)]
+    assert [group.row_group(0).num_rows for group in groups] == [pytest.approx(670, rel=0.05)] * 2
+    lake.maintain(SAMPLES)
+    (whole,) = [pq.ParquetFile(path).metadata for path in lake.files(SAMPLES)]
+    assert whole.num_rows == 1_500
+    lake.append(FEEDBACK, FEEDBACK.frame([feedback(str(uuid7())) for _ in range(20_000)]))
+    (short,) = [pq.ParquetFile(path).metadata for path in lake.files(FEEDBACK)]
+    assert short.row_group(0).num_rows == 16_384
+
+
+SEARCH = """
+import resource, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from loop_dagster.api.finding import Filters, find
+from loop_dagster.settings import Settings
+from loop_dagster.store.open import open_store
+
+def peak():
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+store, now = open_store(Settings(home=Path(sys.argv[1]))), datetime(2026, 6, 1, tzinfo=UTC)
+find(store, Filters(source="nowhere"), now, limit=1, offset=0)
+before = peak()
+totals = [find(store, Filters(text=text), now, limit=5, offset=0).total for text in ("NUMBER 77 ", "filling", '"no')]
+print(*totals, peak() - before)
+"""
+
+
+def test_a_search_has_a_part_of_the_text_in_memory(tmp_path: Path) -> None:
+    """400 MB of text in 40 parts, looked through by two threads."""
+    lake = open_store(Settings(home=tmp_path)).lake
+    for page in range(4):
+        rows = [
+            sample(number, messages=f'[{{"content":"number {number} {FILLING}","role":"user"}}]')
+            for number in range(2_000 * page, 2_000 * (page + 1))
+        ]
+        lake.append(SAMPLES, SAMPLES.frame(rows))
+    done = subprocess.run(
+        [sys.executable, "-c", SEARCH, str(tmp_path)],
+        env={**os.environ, "POLARS_MAX_THREADS": "2"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    one, all_of_them, none, mib = (int(word) for word in done.stdout.split())
+    assert (one, all_of_them, none) == (1, 8_000, 0)
+    assert mib < 300, f"{mib} MiB more than before"
+
+
+FILLING = "filling " * 6_250
