@@ -26,6 +26,7 @@ from gateway_world import QUESTION, World, gateway, installation, until
 from stub_upstream import KEY, Reply, Upstream, chunks, completion, upstream
 
 from loop_dagster.api.gateway import recorder
+from loop_dagster.api.gateway.upstreams import Target
 from loop_dagster.store.capturing import WAY
 from loop_dagster.store.open import Store
 
@@ -183,6 +184,40 @@ def test_a_call_that_takes_long_is_said_to_be_under_way(hasty: World, monkeypatc
     assert hasty.store.capturing.on_its_way(sample, begun + WAY + timedelta(seconds=0.3))
     assert not hasty.store.capturing.on_its_way(sample, begun + WAY + timedelta(seconds=30))
     hasty.trace(sample)
+
+
+def test_an_upstream_that_stays_silent_is_given_up(tmp_path: Path) -> None:
+    with gateway(tmp_path / "home", gateway_timeout_s=1.0) as world:
+        body = {"model": "gpt-a", "messages": QUESTION}
+        world.up.reply = lambda _: Reply(body=completion().body, delay_s=2.5)
+        answered = world.api.call("POST", "/v1/chat/completions", json=body, headers=TAGGED)
+        assert (answered.status_code, answered.json()["error"]["code"]) == (504, "UPSTREAM_TIMED_OUT")
+        world.up.reply = lambda _: Reply(events=chunks("One", "two"), pause_s=2.5)
+        with pytest.raises(httpx.RemoteProtocolError):  # no regular end
+            world.api.call("POST", "/v1/chat/completions", json={**body, "stream": True}, headers=TAGGED)
+        world.missed_soon("support", "incomplete")
+
+
+def test_an_upstream_that_closes_between_calls_is_asked_anew(hasty: World) -> None:
+    hasty.up.reply = lambda _: Reply(body=completion().body, headers={"Connection": "close"})
+    for _ in range(3):
+        ask(hasty)
+    hasty.up.reply = lambda _: completion()
+
+
+def test_servers_elsewhere_are_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.internal:3128")
+    monkeypatch.setenv("no_proxy", "vllm.internal,.local")
+    reached = {
+        url: Target(url, None, "openai", "x").proxy
+        for url in (
+            "https://api.openai.com/v1",
+            "https://vllm.internal/v1",
+            "https://127.0.0.1/v1",
+            "http://a.example/v1",
+        )
+    }
+    assert list(reached.values()) == ["http://proxy.internal:3128", None, None, None]
 
 
 @pytest.mark.postgres

@@ -96,8 +96,7 @@ class Known:
 
     def _looked(self, looking: asyncio.Future[Any]) -> None:
         self._looking -= 1
-        if not looking.cancelled():
-            looking.exception()  # taken notice of, also when nobody waits for it any more
+        taken_notice(looking)
 
     def _remember(self, mark: bytes, key: ApiKey | None) -> None:
         if key is None:
@@ -147,3 +146,9 @@ def _word(given: str | None) -> str | None:
     """An id in a header; what no column could keep counts as not given."""
     text = (given or "").strip()
     return text if 0 < len(text) <= MOST_WORD and text.isprintable() else None
+
+
+def taken_notice(future: asyncio.Future[Any]) -> None:
+    """Look at a failure that nobody may wait for any more, so that it is not logged as one that nobody saw."""
+    if not future.cancelled():
+        future.exception()

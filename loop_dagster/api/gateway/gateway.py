@@ -16,7 +16,7 @@ from fastapi import Request
 
 from loop_dagster.api.calls import Caller, Stores
 from loop_dagster.api.gateway.answers import Reader, Said
-from loop_dagster.api.gateway.calls import Call, Known
+from loop_dagster.api.gateway.calls import Call, Known, taken_notice
 from loop_dagster.api.gateway.planning import Plan, plan
 from loop_dagster.api.gateway.recorder import Ended, Place, Recorder
 from loop_dagster.api.gateway.upstreams import Target, Upstreams
@@ -96,7 +96,9 @@ class Gateway:
         if looking.done():
             return True
         patience = self.wait_s if time.monotonic() > self._slow_until else 0.0
-        done, _ = await asyncio.wait([asyncio.wrap_future(looking)], timeout=patience)
+        waiting = asyncio.wrap_future(looking)
+        waiting.add_done_callback(taken_notice)
+        done, _ = await asyncio.wait([waiting], timeout=patience)
         if not done:
             self._slow_until = time.monotonic() + PATIENCE_S
         return bool(done)
