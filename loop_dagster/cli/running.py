@@ -77,6 +77,9 @@ def dev() -> None:
             out.print(f"Dagster's UI    http://127.0.0.1:{settings.webserver_port}")
             out.print(f"Live versions   http://{settings.serve_host}:{settings.serve_port}/v1  (model loop-<tag>)")
             out.print(f"The API         http://{settings.api_host}:{settings.api_port}  (its addresses: /docs)")
+            out.print(
+                f"The gateway     http://{settings.api_host}:{settings.api_port}/v1  (for your app's calls to a model)"
+            )
             if (made := first_key(store)) is not None:
                 out.print(f"Its first key   {made.text}  (shown this once)", highlight=False)
             out.print(f"Intake folder   {settings.intake}/<tag>/  (…/<tag>/good/ for answers that are good examples)")
