@@ -344,8 +344,9 @@ class _Run:
             return LABELS.empty()
         due = pl.concat([new, repairable]).to_frame("sample_id")
         wanted = due.join(pl.DataFrame(words, schema=own.drop("sample_id").schema, orient="row"), how="cross")
-        mine = own.join(due, on="sample_id", how="semi").join(wanted, on=["sample_id", "label"], how="anti")
-        wanted = pl.concat([wanted, mine])
+        if own.height:
+            mine = own.join(due, on="sample_id", how="semi").join(wanted, on=["sample_id", "label"], how="anti")
+            wanted = pl.concat([wanted, mine])
         if repairable.len():
             had = self._lake.scan(LABELS).filter(_among(repairable)).select("sample_id", "label").collect()
             wanted = wanted.join(had, on=["sample_id", "label"], how="anti", maintain_order="left")
