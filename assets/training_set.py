@@ -29,7 +29,7 @@ Results = Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]
 
 
 @dg.asset(
-    deps=[dg.AssetKey("samples"), dg.AssetKey("feedback"), dg.AssetKey("labels"), dg.AssetKey("token_counts")],
+    deps=[dg.AssetKey(name) for name in ("samples", "feedback", "labels", "datasets", "token_counts")],
     partitions_def=ATTEMPTS,
     group_name=GROUP,
     output_required=False,

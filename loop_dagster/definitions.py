@@ -12,6 +12,7 @@ import dagster as dg
 
 from assets.adapter import adapter
 from assets.comparison import answers, judgements, report
+from assets.datasets import datasets
 from assets.decisions import DECISION_JOBS
 from assets.intake import intake
 from assets.lengths import token_counts
@@ -27,7 +28,20 @@ from sensors.progress import progress as progress_sensor
 from sensors.scoring import scoring as scoring_sensor
 from sensors.upkeep import upkeep as upkeep_sensor
 
-ASSETS = (intake, scores, token_counts, selection, holdout, training_set, adapter, answers, judgements, report, version)
+ASSETS = (
+    intake,
+    scores,
+    datasets,
+    token_counts,
+    selection,
+    holdout,
+    training_set,
+    adapter,
+    answers,
+    judgements,
+    report,
+    version,
+)
 
 
 def build_defs(resources: Mapping[str, Any] | None = None) -> dg.Definitions:

@@ -14,8 +14,8 @@ MACHINE_TAG = {"loop/machine": "local"}
 # would cost more than it gives.
 intake_job = define_asset_job(
     "intake",
-    AssetSelection.assets("samples", "feedback", "labels", "token_counts"),
-    description="Import the intake folder, drain the inbox, validate what changed, count what is long.",
+    AssetSelection.assets("samples", "feedback", "labels", "datasets", "token_counts"),
+    description="Import the intake folder, drain the inbox, validate what changed, count datasets and what is long.",
     executor_def=in_process_executor,
 )
 scoring_job = define_asset_job(
