@@ -10,8 +10,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from loop_dagster.store.identities import Identities
 from loop_dagster.store.lake import Lake
-from loop_dagster.tables import HOLDOUTS, LABELS
+from loop_dagster.tables import HOLDOUTS, LABELS, SAMPLES
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 
@@ -88,3 +89,27 @@ def test_racing_writers_on_s3_lose_nothing(options: dict[str, str]) -> None:
     assert faults == []
     stored = sorted(Lake(root, storage_options=options).scan(LABELS).collect()["sample_id"])
     assert stored == sorted(f"{who}{number}" for who in "abcd" for number in range(5))
+
+
+def test_readers_on_s3_see_each_commit_and_know_its_identities(options: dict[str, str]) -> None:
+    lake, reader = (Lake("s3://lake/read", "default", storage_options=options) for _ in range(2))
+    identities = Identities(reader)
+    assert (reader.snapshot(SAMPLES), identities.find(["i1"])) == (None, {})
+    plain: dict[str, object] = dict.fromkeys(SAMPLES.schema) | {
+        "source": "shop",
+        "origin": "captured",
+        "messages": "[]",
+        "text_key": 1,
+        "prompt_key": 1,
+        "bytes": 2,
+        "created_at": NOW,
+        "expires_at": NOW,
+    }
+    for number in (1, 2):
+        lake.append(SAMPLES, SAMPLES.frame([plain | {"sample_id": f"s{number}", "identity": f"i{number}"}]))
+        snapshot = reader.snapshot(SAMPLES)
+        assert snapshot is not None and snapshot.rows == number
+        assert identities.find(["i1", "i2"]) == {f"i{one}": f"s{one}" for one in range(1, number + 1)}
+    lake.delete(SAMPLES, "sample_id = 's1'")
+    lake.maintain(SAMPLES)
+    assert identities.find(["i1", "i2", "i3"]) == {"i2": "s2"}
