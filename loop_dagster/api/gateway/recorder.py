@@ -26,7 +26,7 @@ from loop_dagster.rules.retention import captured_until
 from loop_dagster.rules.shapes import flag
 from loop_dagster.store.capturing import Reason
 from loop_dagster.store.giving import label_rows
-from loop_dagster.store.inbox import NewSample, Put
+from loop_dagster.store.inbox import NewSample
 from loop_dagster.store.open import Store
 from loop_dagster.store.pages import sample_row
 
@@ -225,30 +225,25 @@ class Recorder:
                 rows.append(row)
         now = datetime.now(UTC)
         if rows:
-            puts = self._put(store, rows, now)
-            mine = [str(new.row["sample_id"]) for new in rows]
-            firsts = (
-                {}
-                if len(puts) < len(mine)
-                else {given: put.sample_id for given, put in zip(mine, puts, strict=True) if put.sample_id != given}
-            )
-            if firsts:
-                self._until_written(lambda: store.capturing.mean_first(firsts, now))
+            self._guarded(lambda: self._put(store, rows, now))
         if missed:
             self._until_written(lambda: store.capturing.count(missed, now))
 
-    def _put(self, store: Store, rows: Sequence[NewSample], now: datetime) -> list[Put]:
+    def _put(self, store: Store, rows: Sequence[NewSample], now: datetime) -> None:
         """Store samples together; one that cannot be stored takes no other with it."""
         find = store.samples.find_identities
         try:
-            return self._until_written(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
+            puts = self._until_written(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
         except Exception:
             if len(rows) == 1 or self._give_up is not None:
                 raise
-        puts: list[Put] = []
-        for row in rows:
-            self._guarded(lambda row=row: puts.extend(self._put(store, [row], now)))  # type: ignore[misc]
-        return puts
+            for row in rows:
+                self._guarded(lambda row=row: self._put(store, [row], now))  # type: ignore[misc]
+            return
+        given = [str(new.row["sample_id"]) for new in rows]
+        firsts = {mine: put.sample_id for mine, put in zip(given, puts, strict=True) if put.sample_id != mine}
+        if firsts:
+            self._until_written(lambda: store.capturing.mean_first(firsts, now))
 
     def _until_written(self, write: Callable[[], _T]) -> _T:
         """Write, again and again while the registry takes no writes.
