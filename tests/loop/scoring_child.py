@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from decimal import Decimal
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
-from scoring_world import run, settings_of
+from scoring_world import PRICES, run, settings_of
 
 from loop_dagster.store.open import open_store
 
 
 def main() -> None:
     home, url, pipeline_id = sys.argv[1:]
-    prices = {"judge_input_cents_per_million": Decimal(10_000), "judge_output_cents_per_million": Decimal(20_000)}
-    store = open_store(settings_of(Path(home), url, **prices))
+    store = open_store(settings_of(Path(home), url, **PRICES))
     run(store, store.pipelines.get(pipeline_id))
 
 

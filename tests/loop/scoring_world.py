@@ -25,6 +25,19 @@ from loop_dagster.store.intake import import_for_pipeline
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pipelines import Pipeline
 
+#: 10 cents a thousand tokens read, 20 a thousand written: a call of the stub (100 and 10) costs 1.2 cents.
+PRICES = {"judge_input_cents_per_million": Decimal(10_000), "judge_output_cents_per_million": Decimal(20_000)}
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def status(store: Store, pipeline: Pipeline) -> tuple[str, str]:
+    """Where scoring stands for a pipeline now, and the sentence that says so."""
+    found = scoring.plan(store, store.pipelines.get(pipeline.pipeline_id), now()).standing
+    return found.status, found.message
+
 
 def settings_of(home: Path, url: str, **more: Any) -> Settings:
     """Settings of an installation whose judge is the stub."""
@@ -53,9 +66,7 @@ def fill(
     path = store.settings.root / "rows.jsonl"
     rows = ({"prompt": f"Where is parcel {n}?", "completion": f"Parcel {n} {text}."} for n in range(start, stop))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    import_for_pipeline(
-        store, path, pipeline, holder="test", now=datetime.now(UTC), default_feedback="good" if good else None
-    )
+    import_for_pipeline(store, path, pipeline, holder="test", now=now(), default_feedback="good" if good else None)
 
 
 def number_of(shown: Shown) -> int:
