@@ -205,4 +205,4 @@ def _says_something_secret(path: Path, settings: Settings) -> bool:
     if path.name != "settings.yaml":
         return True  # the registry holds the texts of the inbox
     text = path.read_text("utf-8", errors="replace")
-    return "judge_api_key" in text or "@" in text or "dagster_postgres_url" in text
+    return "api_key" in text or "@" in text or "dagster_postgres_url" in text
