@@ -105,6 +105,7 @@ FIXED: Final[Mapping[str, Mapping[str, tuple[Any, str]]]] = {
         "billed_training_cents": (0, "machines have no price yet"),
         "billed_candidate_cents": (0, "machines have no price yet"),
         "benchmark_spent_cents": (0, "there are no benchmarks yet"),
+        "cost_up_to": (False, "machines have no price yet"),
     },
     "LoopDatasetPreview": {"in_benchmarks": (0, "there are no benchmarks yet")},
     "PipelineVersion": {

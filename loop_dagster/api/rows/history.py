@@ -102,7 +102,6 @@ def _point(attempt: Attempt, found: Found, training: Mapping[str, Any] | None) -
         "train_type": "lora",
         "trigger": TRIGGERS.get(attempt.trigger, attempt.trigger),
         "cost_cents": cents_of(attempt),
-        "cost_up_to": False,
     }
 
 
