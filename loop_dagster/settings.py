@@ -104,7 +104,7 @@ class Settings(BaseSettings):
         default=600.0, ge=1, le=86_400, description="seconds that an upstream may be silent before a call is given up"
     )
     gateway_wait_ms: float = Field(
-        default=20.0, ge=0, le=10_000, description="the longest that an answer waits for its sample id"
+        default=100.0, ge=0, le=10_000, description="the longest that an answer waits for its sample id"
     )
 
     drain_rows: int = Field(default=5_000, ge=1)

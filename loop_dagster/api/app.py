@@ -60,6 +60,7 @@ def create_app(store: Store) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await app.state.gateway.warm_up()
         yield
         await app.state.gateway.close()
         await run_in_threadpool(app.state.captures.close)

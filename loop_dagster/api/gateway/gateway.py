@@ -7,6 +7,7 @@ the steps themselves (the other modules).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
@@ -18,7 +19,7 @@ from loop_dagster.api.calls import Caller, Stores
 from loop_dagster.api.gateway.answers import Reader, Said
 from loop_dagster.api.gateway.calls import Call, Known, taken_notice
 from loop_dagster.api.gateway.planning import Plan, plan
-from loop_dagster.api.gateway.recorder import Ended, Place, Recorder
+from loop_dagster.api.gateway.recorder import Ended, Place, Recorder, warm_up
 from loop_dagster.api.gateway.upstreams import Target, Upstreams
 from loop_dagster.store.capturing import Reason
 from loop_dagster.store.open import Store
@@ -33,6 +34,8 @@ CONNECT_S: Final = 10.0
 KEPT_OPEN: Final = 128
 #: For how long they do without a call: shorter than servers keep theirs, so that none is closed under a new call.
 KEPT_OPEN_S: Final = 3.0
+#: Seconds that the start of a server waits for its first look at the registry.
+WARM_S: Final = 3.0
 #: A key that is used is noted this often.
 NOTED_EVERY_S: Final = 60.0
 #: For how long nobody waits for a sample id after the registry was too slow for one.
@@ -55,6 +58,15 @@ class Gateway:
         self._clients: dict[str | None, httpx.AsyncClient] = {}
         self._slow_until = 0.0
         self._noted: dict[str, float] = {}
+
+    async def warm_up(self) -> None:
+        """Do once what the first call would else wait for; a registry that does not answer holds up no start."""
+        for target in (*self.upstreams.servers(), self.upstreams.live):
+            self.client(target)
+        looking = asyncio.get_running_loop().run_in_executor(self._threads, warm_up, self.stores.home, self.recorder)
+        looking.add_done_callback(taken_notice)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(asyncio.shield(looking), WARM_S)
 
     async def caller(self, request: Request) -> Caller:
         """Who calls; see Known.caller."""

@@ -292,6 +292,26 @@ class Recorder:
             places[0].store.capturing.seen(ids, datetime.now(UTC))
 
 
+def warm_up(store: Store, recorder: Recorder) -> None:
+    """Read and compute what the first call needs, and store nothing. Raises RegistryUnavailable and its kin."""
+    now = datetime.now(UTC)
+    look = store.capturing.look("", [], "")
+    store.capturing.new_id(now)
+    recorder.takes_writes(store)
+    turn = {"role": "user", "content": "a@b.example"}
+    sample_row(
+        source="",
+        identity="",
+        messages=[turn],
+        answer=None,
+        tools=None,
+        flag=flag([turn], None),
+        now=now,
+        expires_at=captured_until(now, look.source.retention_days),
+    )
+    store.samples.find_identities([""])
+
+
 #: Refusals that a second try does not change.
 _FOR_GOOD: Final = frozenset({"BAD_REQUEST", "NOT_FOUND"})
 
