@@ -214,6 +214,7 @@ def admitted(
     monkeypatch.setenv("LOOP_HOME", str(home))
     monkeypatch.setenv("LOOP_WEBSERVER_PORT", str(free_port()))
     monkeypatch.setenv("LOOP_SERVE_PORT", str(free_port()))
+    monkeypatch.setenv("LOOP_API_PORT", str(free_port()))
     made = Patient(home, model, monkeypatch, capsys)
     healthy(made)
     yield made

@@ -154,6 +154,8 @@ def test_the_file_system_of_a_path(path: str, kind: str, network: bool) -> None:
         ("python -m dagster_webserver -h 127.0.0.1", "ui"),
         ("python -m loop_dagster.models.serve", "serving"),
         ("python -m dagster dev -w workspace.yaml", "other"),
+        ("python -m loop_dagster.cli serve --port 8765", "api"),
+        ("/venv/bin/python /venv/bin/loop serve", "api"),
         ("python train.py run", "other"),
     ],
 )

@@ -222,7 +222,7 @@ def listening(port: int, home: Path | None = None) -> Iterator[int]:
         process.wait()
 
 
-@pytest.mark.parametrize("setting", ["LOOP_WEBSERVER_PORT", "LOOP_SERVE_PORT"])
+@pytest.mark.parametrize("setting", ["LOOP_WEBSERVER_PORT", "LOOP_SERVE_PORT", "LOOP_API_PORT"])
 def test_a_port_that_another_program_has_is_named_with_the_program(patient: Patient, setting: str) -> None:
     with listening(int(os.environ[setting])) as pid:
         named = patient.doctor().but_fine()

@@ -18,7 +18,7 @@ from loop_dagster.store import migrations
 from loop_dagster.store.open import Store, store_over
 from loop_dagster.store.registry import Registry, RegistryHealth
 
-Kind = Literal["daemon", "ui", "serving", "other"]
+Kind = Literal["daemon", "ui", "serving", "api", "other"]
 #: A bigger SQLite file is looked through only when asked to: a page takes about a microsecond.
 QUICK_BYTES: Final = 1_000_000_000
 
@@ -143,6 +143,8 @@ def kind_of(command: list[str]) -> Kind:
         return "serving"
     if "dagster_webserver" in words or "dagster-webserver" in words:
         return "ui"
+    if "serve" in words and ("loop_dagster.cli" in words or "loop" in words):
+        return "api"
     return "other"
 
 

@@ -1,4 +1,4 @@
-"""The ports of Dagster's UI and of serving: free, or taken by this installation's own process.
+"""The ports of Dagster's UI, of serving and of the API: free, or taken by this installation's own process.
 
 Belongs here: who listens where. Does not belong here: whether what listens answers well.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,17 +26,19 @@ def ports(installation: Installation) -> Iterator[Finding]:
     wanted = (
         _Wanted("Dagster's UI", "ui", "127.0.0.1", settings.webserver_port, "LOOP_WEBSERVER_PORT"),
         _Wanted("serving", "serving", settings.serve_host, settings.serve_port, "LOOP_SERVE_PORT"),
+        _Wanted("the API", "api", settings.api_host, settings.api_port, "LOOP_API_PORT"),
     )
-    if settings.webserver_port == settings.serve_port:
-        yield mistake(
-            "port_twice",
-            "ports",
-            where="LOOP_WEBSERVER_PORT and LOOP_SERVE_PORT",
-            found=f"both are {settings.serve_port}",
-            mend=f"`export LOOP_SERVE_PORT={_free_after(settings.serve_host, settings.serve_port)}`",
-        )
+    for one, other in itertools.combinations(wanted, 2):
+        if one.port == other.port:
+            yield mistake(
+                "port_twice",
+                "ports",
+                where=f"{one.setting} and {other.setting}",
+                found=f"both are {one.port}",
+                mend=f"`export {other.setting}={_free_after(other, wanted)}`",
+            )
     for one in wanted:
-        yield _port(installation, one)
+        yield _port(installation, one, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class _Wanted:
     setting: str
 
 
-def _port(installation: Installation, wanted: _Wanted) -> Finding:
+def _port(installation: Installation, wanted: _Wanted, all_wanted: Sequence[_Wanted]) -> Finding:
     host, port, setting = wanted.host, wanted.port, wanted.setting
     what, where = f"port of {wanted.name}", f"{host}:{port}"
     code = _bound(host, port)
@@ -69,7 +72,8 @@ def _port(installation: Installation, wanted: _Wanted) -> Finding:
             what,
             where=where,
             found=f"{host} is no address of this machine",
-            mend="`export LOOP_SERVE_HOST=127.0.0.1` for this machine alone, or `0.0.0.0` for all of its addresses.",
+            mend=f"`export {setting.replace('PORT', 'HOST')}=127.0.0.1` for this machine alone, or `0.0.0.0` for all "
+            "of its addresses.",
         )
     pid = _listener(port)
     if pid is not None and _is_ours(installation, pid, wanted.kind):
@@ -80,7 +84,7 @@ def _port(installation: Installation, wanted: _Wanted) -> Finding:
     who = describe(pid) if pid is not None else "a program that this user may not see"
     other = f" of the installation {home}" if home else ""
     end = f"end it (`kill {pid}`)" if pid is not None else "end that program"
-    choose = f"`export {setting}={_free_after(host, port)}`"
+    choose = f"`export {setting}={_free_after(wanted, all_wanted)}`"
     return mistake(
         "port_taken",
         what,
@@ -106,9 +110,11 @@ def _bound(host: str, port: int) -> int | None:
     return None
 
 
-def _free_after(host: str, port: int) -> int | str:
-    """The next port that is free, to choose instead."""
-    return next((one for one in range(port + 1, port + _NEAR) if _bound(host, one) is None), "<port>")
+def _free_after(wanted: _Wanted, all_wanted: Sequence[_Wanted]) -> int | str:
+    """The next port that is free and that no other of our servers wants, to choose instead."""
+    ours = {one.port for one in all_wanted}
+    near = (port for port in range(wanted.port + 1, wanted.port + _NEAR) if port not in ours)
+    return next((port for port in near if _bound(wanted.host, port) is None), "<port>")
 
 
 def _listener(port: int) -> int | None:
@@ -127,7 +133,18 @@ def _is_ours(installation: Installation, pid: int, kind: Kind) -> bool:
             note = json.loads((installation.root / "run" / "serving.json").read_text("utf-8"))
             if int(note["pid"]) == pid:
                 return True
-    return any(one.pid == pid and one.kind == kind for one in installation.running)
+    mine = {one.pid for one in installation.running if one.kind == kind}
+    return pid in mine or _parent(pid) in mine  # a worker of the API listens in its parent's place
+
+
+def _parent(pid: int) -> int | None:
+    import psutil
+
+    try:
+        found: int = psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+    return found
 
 
 def _home_of(pid: int | None) -> str | None:
