@@ -82,6 +82,12 @@ def _belongs(labels: pl.LazyFrame, group: DatasetConditions) -> pl.Expr:
     return pl.all_horizontal(keep).fill_null(False) if keep else pl.lit(True)
 
 
+def _held(labels: pl.LazyFrame, groups: Sequence[DatasetConditions]) -> pl.LazyFrame:
+    """`labels`, read once where the groups look at them more than once."""
+    looks = sum(1 if group.match == "any" else len(group.tags) for group in groups if group.tags)
+    return read(labels).lazy() if looks > 1 else labels
+
+
 def _says(words: Collection[str]) -> pl.Expr:
     return WORD.is_in(list(words)) if words else pl.lit(True)
 
@@ -107,6 +113,7 @@ def chosen(
     lazily = samples.filter(*keep) if (keep := narrowed(narrow)) else samples
     rows = read(lazily.select(wanted)).filter(pl.col("expires_at") > now).with_columns(id_key())
     names = [f"_in_{number}" for number in range(len(groups))]
+    labels = _held(labels, groups)
     if len(groups) == 1:
         rows = rows.filter(_belongs(labels, groups[0])).with_columns(pl.lit(True).alias(names[0]))
     else:
@@ -140,9 +147,9 @@ def counts(
     rows = read(samples.select("sample_id", "expires_at", *_ASKED)).filter(pl.col("expires_at") > now)
     rows = _decided(rows.with_columns(id_key()).drop("sample_id", "expires_at"), feedback)
     rows = rows.select("id_key", *_ASKED, WORD.alias("word"))
-    held = read(labels).lazy()
+    labels = _held(labels, groups)
     return [
-        _by_word(rows.filter(_belongs(held, group)), pl.col("word").is_in(list(group.feedback or FEEDBACK_WORDS)))
+        _by_word(rows.filter(_belongs(labels, group)), pl.col("word").is_in(list(group.feedback or FEEDBACK_WORDS)))
         for group in groups
     ]
 
