@@ -181,17 +181,26 @@ def test_the_job_does_every_round_and_prunes_old_runs(store: Store) -> None:
     assert store.inbox.tombstones() == ()
 
 
+@pytest.mark.parametrize(
+    ("status", "patience"),
+    [
+        (dg.DagsterRunStatus.STARTED, "YOUNG"),
+        (dg.DagsterRunStatus.CANCELING, "YOUNG"),
+        (dg.DagsterRunStatus.STARTING, "START"),  # its launcher was killed between asking for a process and its start
+        (dg.DagsterRunStatus.NOT_STARTED, "START"),
+    ],
+)
 def test_a_run_whose_process_is_gone_does_not_hold_its_job_for_ever(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, status: dg.DagsterRunStatus, patience: str
 ) -> None:
     defs = build_defs({"store": StoreResource(home=str(store.settings.root))})
     job = defs.resolve_job_def("upkeep")
     monkeypatch.setattr("sensors.lost_runs.LOOK_AGAIN_AFTER_S", 0.0)
     with dg.instance_for_test() as instance:
-        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+        run = instance.create_run_for_job(job, status=status)
         context = dg.build_sensor_context(instance=instance)
         assert under_way(context, store, "upkeep")  # too young to be called lost
-        monkeypatch.setattr("sensors.lost_runs.YOUNG", timedelta(0))
+        monkeypatch.setattr(f"sensors.lost_runs.{patience}", timedelta(0))
         with store.leases.hold(f"run/{run.run_id}"):
             assert under_way(context, store, "upkeep")
         assert not under_way(context, store, "upkeep")
