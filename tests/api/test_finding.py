@@ -101,8 +101,9 @@ def build(folder: Path, seed: int) -> World:
         world.samples += rows
         known = [row["sample_id"] for row in world.samples]
         said = [feedback(dice, dice.choice(known)) for _ in range(20)]
-        carried = [label(dice, dice.choice(known)) for _ in range(40)]
+        carried = [label(dice, dice.choice(known[::3])) for _ in range(60)]
         dice.shuffle(said)
+        dice.shuffle(carried)
         world.feedback += said
         world.labels += carried
         if part < 2:
