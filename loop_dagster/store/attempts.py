@@ -1,15 +1,15 @@
 """Attempts in the registry: the row is the only truth about an attempt, and each move of it is one transaction.
 
-Belongs here: opening under the unique index, moving with the timeline, claiming steps, cancelling, reading. Does not
-belong here: when an attempt opens and what is decided about it (rules/), going live (versions.py), runs of Dagster.
+Belongs here: opening under the unique index, moving with the timeline, claiming steps, cancelling. Does not belong
+here: reading (attempt_rows.py), when an attempt opens and what is decided about it (rules/), going live (versions.py),
+runs of Dagster.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 from uuid_utils import uuid7
@@ -17,7 +17,6 @@ from uuid_utils import uuid7
 from loop_dagster.errors import BadRequest, Conflict, MoveNotAllowed, NotFound, Refused
 from loop_dagster.rules.progress import first_try
 from loop_dagster.rules.states import (
-    TERMINAL,
     TESTABLE,
     TRIGGERS,
     Step,
@@ -27,6 +26,7 @@ from loop_dagster.rules.states import (
     is_terminal,
     step_of,
 )
+from loop_dagster.store.attempt_rows import AttemptRows
 from loop_dagster.store.records import (
     FIELDS,
     LOOP,
@@ -34,26 +34,18 @@ from loop_dagster.store.records import (
     Claim,
     Event,
     StepOutcome,
-    attempt_from,
     check_fields,
     without_workspace,
 )
-from loop_dagster.store.registry import Registry, insert_new
+from loop_dagster.store.registry import insert_new
 from loop_dagster.store.schema import attempt_events, attempt_steps, attempts, leases, pipelines
 from loop_dagster.store.scorings import hand_over_in
 
 __all__ = ["FIELDS", "LOOP", "Attempt", "Attempts", "Claim", "Event", "StepOutcome", "lease_name"]
 
-_KEY: Final = re.compile(r"(?P<pipeline>.+)/(?P<number>[0-9]{4,})")
-#: Longer numbers are no attempt's.
-_DIGITS: Final = 10
 
-
-class Attempts:
+class Attempts(AttemptRows):
     """The attempts of one workspace."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
 
     # opening and moving
 
@@ -318,103 +310,7 @@ class Attempts:
         with self.registry.read() as connection:
             return self._claim(connection, run_id, step, try_no)
 
-    # reading
-
-    def get(self, ref: str) -> Attempt:
-        """By run id or by key (`support-replies-3f2a/0007`). Raises NotFound. Also those of deleted pipelines."""
-        found = _KEY.fullmatch(ref)
-        if found is not None:
-            return self.by_number(found["pipeline"], int(found["number"]))
-        with self.registry.read() as connection:
-            return self._get(connection, ref)
-
-    def find(self, ref: str) -> Attempt:
-        """`get` for people: a number is enough where no other pipeline has it. NotFound names those that have it."""
-        if not (ref.isascii() and ref.isdigit() and len(ref) < _DIGITS):
-            return self.get(ref)
-        rows = self._select(attempts.c.attempt_no == int(ref))
-        if len(rows) == 1:
-            return rows[0]
-        raise NotFound("attempt", ref, [row.key for row in rows[:3]])
-
-    def by_number(self, pipeline_id: str, attempt_no: int) -> Attempt:
-        rows = self._select(attempts.c.pipeline_id == pipeline_id, attempts.c.attempt_no == attempt_no)
-        if not rows:
-            raise NotFound("attempt", f"{pipeline_id}/{attempt_no:04d}")
-        return rows[0]
-
-    def list(
-        self,
-        pipeline_id: str | None = None,
-        *,
-        states: Collection[TrainingRunState] | None = None,
-        limit: int | None = None,
-        offset: int = 0,
-    ) -> tuple[Attempt, ...]:
-        """Attempts in the order they opened, the newest last; of one pipeline or of all, deleted ones' included."""
-        where = [] if pipeline_id is None else [attempts.c.pipeline_id == pipeline_id]
-        if states is not None:
-            where.append(attempts.c.state.in_(states))
-        return self._select(*where, limit=limit, offset=offset)
-
-    def newest(self) -> dict[str, tuple[int, TrainingRunState]]:
-        """Number and state of each pipeline's newest attempt, however many there were."""
-        mine = attempts.c.workspace == self.registry.workspace
-        last = (
-            sa.select(attempts.c.pipeline_id, sa.func.max(attempts.c.attempt_no).label("attempt_no"))
-            .where(mine)
-            .group_by(attempts.c.pipeline_id)
-            .subquery()
-        )
-        same = sa.and_(attempts.c.pipeline_id == last.c.pipeline_id, attempts.c.attempt_no == last.c.attempt_no)
-        query = sa.select(attempts.c.pipeline_id, attempts.c.attempt_no, attempts.c.state).join(last, same).where(mine)
-        with self.registry.read() as connection:
-            return {row.pipeline_id: (row.attempt_no, row.state) for row in connection.execute(query)}
-
-    def active(self) -> tuple[Attempt, ...]:
-        """Every attempt of the workspace that has not ended, oldest first."""
-        return self._select(attempts.c.state.not_in(TERMINAL))
-
-    def recent(self, limit: int = 100) -> tuple[Attempt, ...]:
-        """The newest attempts of the workspace, oldest of them first, and every one that has not ended."""
-        mine = attempts.c.workspace == self.registry.workspace
-        newest = sa.select(attempts.c.run_id).where(mine).order_by(attempts.c.created_at.desc()).limit(limit)
-        return self._select(sa.or_(attempts.c.state.not_in(TERMINAL), attempts.c.run_id.in_(newest)))
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """How many attempts each pipeline has, by state: pipeline id → state → number."""
-        query = (
-            sa.select(attempts.c.pipeline_id, attempts.c.state, sa.func.count())
-            .where(attempts.c.workspace == self.registry.workspace)
-            .group_by(attempts.c.pipeline_id, attempts.c.state)
-        )
-        found: dict[str, dict[str, int]] = {}
-        with self.registry.read() as connection:
-            for pipeline_id, state, number in connection.execute(query):
-                found.setdefault(pipeline_id, {})[state] = number
-        return found
-
-    def timeline(self, run_id: str) -> tuple[Event, ...]:
-        """Every move of an attempt, first to last. Raises NotFound."""
-        query = (
-            sa.select(attempt_events)
-            .where(attempt_events.c.workspace == self.registry.workspace, attempt_events.c.run_id == run_id)
-            .order_by(attempt_events.c.seq)
-        )
-        with self.registry.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        if not rows:
-            raise NotFound("attempt", run_id)
-        states = [None, *(row["state"] for row in rows)]
-        return tuple(
-            Event(row["seq"], row["at"], before, row["state"], row["sentence"], row["error_code"], row["actor"])
-            for row, before in zip(rows, states, strict=False)
-        )
-
     # inside one transaction
-
-    def _is(self, run_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(attempts.c.workspace == self.registry.workspace, attempts.c.run_id == run_id)
 
     def _pipeline_is(self, pipeline_id: str | sa.ScalarSelect[str]) -> sa.ColumnElement[bool]:
         return sa.and_(pipelines.c.workspace == self.registry.workspace, pipelines.c.pipeline_id == pipeline_id)
@@ -454,24 +350,6 @@ class Attempts:
         )
         row = connection.execute(query).one_or_none()
         return None if row is None else (row[0], row[1])
-
-    def _get(self, connection: sa.Connection, run_id: str, *, lock: bool = False) -> Attempt:
-        query = sa.select(attempts).where(self._is(run_id))
-        row = connection.execute(query.with_for_update() if lock else query).mappings().one_or_none()
-        if row is None:
-            raise NotFound("attempt", run_id)
-        return attempt_from(row)
-
-    def _select(self, *where: sa.ColumnElement[bool], limit: int | None = None, offset: int = 0) -> tuple[Attempt, ...]:
-        query = (
-            sa.select(attempts)
-            .where(attempts.c.workspace == self.registry.workspace, *where)
-            .order_by(attempts.c.created_at, attempts.c.run_id)
-            .limit(limit)
-            .offset(offset)
-        )
-        with self.registry.read() as connection:
-            return tuple(attempt_from(row) for row in connection.execute(query).mappings())
 
     def _claim(self, connection: sa.Connection, run_id: str, step: str, try_no: int) -> Claim | None:
         query = sa.select(attempt_steps).where(self._step_is(run_id, step, try_no))
