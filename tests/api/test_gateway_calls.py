@@ -189,6 +189,21 @@ def test_scopes(world: World) -> None:
         world.openai(api_key=made.text).chat.completions.create(model="gpt-a", messages=QUESTION)
 
 
+def test_a_key_of_several_workspaces_names_one(world: World) -> None:
+    world.up.reply = lambda _: completion()
+    key = world.api.new_key(workspaces=("default", "other"))
+    body = {"model": "gpt-a", "messages": QUESTION}
+    refused = world.api.call("POST", "/v1/chat/completions", key=key, json=body)
+    assert (refused.status_code, refused.json()["field"]) == (400, "X-Workspace-ID")
+    for workspace, status in (("default", 200), ("other", 200), ("third", 403)):
+        headers = {"X-Workspace-ID": workspace, "X-Loop-Pipeline": "support"}
+        answered = world.api.call("POST", "/v1/chat/completions", key=key, json=body, headers=headers)
+        assert answered.status_code == status
+        # The pipeline is one of `default`: elsewhere nobody has its tag.
+        assert ("x-loop-sample-id" in answered.headers) == (workspace == "default")
+    world.settle()
+
+
 def test_a_repeated_idempotency_key_asks_the_model_again(world: World) -> None:
     answers = iter(("First.", "Second."))
     world.up.reply = lambda _: completion(next(answers))

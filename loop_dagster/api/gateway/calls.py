@@ -24,6 +24,7 @@ from loop_dagster.api.errors import Unauthorized
 from loop_dagster.api.gateway.upstreams import Shape
 from loop_dagster.errors import BadRequest, LoopError
 from loop_dagster.store.keys import ApiKey
+from loop_dagster.store.open import Store
 
 #: Bytes of a call's body: a long conversation with some pictures.
 MOST_BODY: Final = 32_000_000
@@ -41,9 +42,10 @@ MOST_TAGS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as it came in."""
+    """One call as it came in; `store` is that of the caller's workspace."""
 
     caller: Caller
+    store: Store
     shape: Shape
     model: str
     raw: bytes
@@ -109,7 +111,10 @@ class Known:
 
 
 async def read_call(request: Request, caller: Caller, shape: Shape) -> Call:
-    """The call in a request. Raises BadRequest, PayloadTooLarge; nothing of the body is in any message."""
+    """The call in a request; nothing of the body is in any message.
+
+    Raises BadRequest, also for a key of several workspaces that names none, and PayloadTooLarge.
+    """
     raw = (await read(request, MOST_BODY)).raw
     body = _object(raw) if len(raw) < 100_000 else await asyncio.to_thread(_object, raw)
     model = body.get("model")
@@ -122,6 +127,7 @@ async def read_call(request: Request, caller: Caller, shape: Shape) -> Call:
     tags = dict.fromkeys(word.strip().lower() for word in words if word.strip())
     return Call(
         caller=caller,
+        store=caller.store,
         shape=shape,
         model=model,
         raw=raw,

@@ -22,7 +22,6 @@ from loop_dagster.api.gateway.planning import Plan, plan
 from loop_dagster.api.gateway.recorder import Ended, Place, Recorder, warm_up
 from loop_dagster.api.gateway.upstreams import Target, Upstreams
 from loop_dagster.store.capturing import Reason
-from loop_dagster.store.open import Store
 
 #: Threads that look calls up in the registry, and as many that look up keys: what holds one kind up leaves the others.
 THREADS: Final = 4
@@ -96,9 +95,8 @@ class Gateway:
         """Begin to look up whether and how a call is recorded; None when nobody asked for it, or there is no room."""
         if call.off:
             return None
-        store = call.caller.store
-        place = self.recorder.place(store, len(call.raw))
-        return None if place is None else Recording(self, store, call, place, self._threads)
+        place = self.recorder.place(call.store, len(call.raw))
+        return None if place is None else Recording(self, call, place, self._threads)
 
     async def waited(self, looking: Future[Plan]) -> bool:
         """Wait for a look-up as long as an answer may wait for it; false when it takes longer.
@@ -127,8 +125,8 @@ class Gateway:
 class Recording:
     """The recording of one call, from the look-up to the recorder's queue."""
 
-    def __init__(self, gateway: Gateway, store: Store, call: Call, place: Place, threads: ThreadPoolExecutor) -> None:
-        self._gateway, self._store, self._call, self._place = gateway, store, call, place
+    def __init__(self, gateway: Gateway, call: Call, place: Place, threads: ThreadPoolExecutor) -> None:
+        self._gateway, self._call, self._place = gateway, call, place
         self._threads = threads
         self._looking: Future[Plan] = Future()
         self._may_promise = self._started = self._handed = False
@@ -144,8 +142,8 @@ class Recording:
         if not self._looking.set_running_or_notify_cancel():
             return
         try:
-            planned = plan(self._store, self._call)
-            self._may_promise = planned.sample_id is not None and self._gateway.recorder.takes_writes(self._store)
+            planned = plan(self._call)
+            self._may_promise = planned.sample_id is not None and self._gateway.recorder.takes_writes(self._call.store)
             self._place.plan = planned
             self._looking.set_result(planned)
         except BaseException as error:  # whoever waits for the plan gets it
@@ -174,7 +172,13 @@ class Recording:
                 read = reader.result() if read is None else read
                 return read
 
-            self._gateway.recorder.ended(Ended(self._place, self._looking.result, result))
+            self._gateway.recorder.ended(Ended(self._place, self._planned, result))
+
+    def _planned(self) -> Plan:
+        """The plan; looked up once more if the registry did not answer while the call was under way."""
+        if self._looking.exception() is None:
+            return self._looking.result()
+        return plan(self._call)
 
     def forget(self) -> None:
         """There was no answer: nothing to record and nothing to count."""

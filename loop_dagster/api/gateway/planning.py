@@ -17,7 +17,6 @@ from loop_dagster.rules import canonical
 from loop_dagster.rules.recording import is_kept
 from loop_dagster.rules.tags import MAX_ON_SAMPLE, BadTag, tag
 from loop_dagster.store.capturing import Reason
-from loop_dagster.store.open import Store
 from loop_dagster.store.sources import Source
 
 #: Bytes of a body that a sample is made of: beyond a million tokens of text, so what is larger holds pictures or files.
@@ -47,9 +46,9 @@ class Plan:
         return self.labels or ("",)
 
 
-def plan(store: Store, call: Call) -> Plan:
+def plan(call: Call) -> Plan:
     """Look everything up. Raises RegistryUnavailable and its kin."""
-    now = datetime.now(UTC)
+    store, now = call.store, datetime.now(UTC)
     fit, unfit = _sorted(call.tags)
     asked_before = None
     if call.request_id is not None:

@@ -70,7 +70,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A call that has ended. `read` gives what the answer came to; it is called in the recorder's thread."""
+    """A call that has ended, for the recorder's thread: `plan` gives what is to become of it, and raises
+    RegistryUnavailable and its kin; `read` gives what the answer came to."""
 
     place: Place
     plan: Callable[[], Plan]
@@ -218,7 +219,7 @@ class Recorder:
         for ended in group:
             row = None
             try:
-                row = _row(ended, missed)
+                row = _row(ended, self._until_done(ended.plan, writes=False), missed)
             except Exception as error:  # one call that cannot be stored takes no other with it
                 log.error("RECORDING_FAILED: %s", getattr(error, "code", type(error).__name__))
             if row is not None:
@@ -227,13 +228,13 @@ class Recorder:
         if rows:
             self._guarded(lambda: self._put(store, rows, now))
         if missed:
-            self._until_written(lambda: store.capturing.count(missed, now))
+            self._until_done(lambda: store.capturing.count(missed, now))
 
     def _put(self, store: Store, rows: Sequence[NewSample], now: datetime) -> None:
         """Store samples together; one that cannot be stored takes no other with it."""
         find = store.samples.find_identities
         try:
-            puts = self._until_written(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
+            puts = self._until_done(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
         except Exception:
             if len(rows) == 1 or self._give_up is not None:
                 raise
@@ -243,10 +244,10 @@ class Recorder:
         given = [str(new.row["sample_id"]) for new in rows]
         firsts = {mine: put.sample_id for mine, put in zip(given, puts, strict=True) if put.sample_id != mine}
         if firsts:
-            self._until_written(lambda: store.capturing.mean_first(firsts, now))
+            self._until_done(lambda: store.capturing.mean_first(firsts, now))
 
-    def _until_written(self, write: Callable[[], _T]) -> _T:
-        """Write, again and again while the registry takes no writes.
+    def _until_done(self, work: Callable[[], _T], *, writes: bool = True) -> _T:
+        """Read or write, again and again while the registry does not answer.
 
         Raises what a second try does not change; and anything once the process is to end, or after MOST_TRIES tries
         for what has no name here.
@@ -255,7 +256,7 @@ class Recorder:
         while True:
             self._writing_since = time.monotonic()
             try:
-                done = write()
+                done = work()
             except Exception as error:
                 code = error.code if isinstance(error, LoopError) else type(error).__name__
                 over = self._give_up is not None and time.monotonic() > self._give_up
@@ -269,7 +270,9 @@ class Recorder:
                 time.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
                 tries += 1
             else:
-                self._failing, self._wrote_at = False, time.monotonic()
+                self._failing = False
+                if writes:
+                    self._wrote_at = time.monotonic()
                 return done
             finally:
                 self._writing_since = None
@@ -313,12 +316,11 @@ def warm_up(store: Store, recorder: Recorder) -> None:
 
 
 #: Refusals that a second try does not change.
-_FOR_GOOD: Final = frozenset({"BAD_REQUEST", "NOT_FOUND"})
+_FOR_GOOD: Final = frozenset({"BAD_REQUEST", "NOT_FOUND", "REGISTRY_DAMAGED"})
 
 
-def _row(ended: Ended, missed: Counter[tuple[str, Reason]]) -> NewSample | None:
+def _row(ended: Ended, planned: Plan, missed: Counter[tuple[str, Reason]]) -> NewSample | None:
     """What is to be stored of a call; None, with what was missed counted, when nothing is."""
-    planned = ended.plan()
     for word in planned.unknown:
         missed[word, "no_pipeline"] += 1
     if planned.sample_id is None and planned.refused is None:

@@ -63,7 +63,6 @@ async def model(request: Request, model: str) -> dict[str, Any]:
 async def _passed(request: Request, shape: Shape) -> Response:
     gateway = _gateway(request)
     caller = await gateway.caller(request)
-    caller.store  # noqa: B018  # refuses a key of several workspaces that names none, before anything is asked
     call = await read_call(request, caller, shape)
     return Passing(gateway, call, await _target(gateway, call))
 
