@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -33,10 +33,11 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A sample to store, its prompt_key not yet set; `again` when the same one may have come before."""
+    """A sample to store; `again` when the same one may have come before, `keyed` when its prompt_key is set."""
 
     sample: NewSample
     again: bool
+    keyed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,14 @@ class Asked:
     store: Store
     source: str
     plan: Callable[[Source], Planned | Answer]
+
+    def planned(self) -> Asked:
+        """The same, planned now in the caller's thread: so no short capture waits for the reading of a long one."""
+        plan = self.plan(self.store.sources.get(self.source))
+        if isinstance(plan, Planned):
+            _set_keys([plan])
+            plan = replace(plan, keyed=True)
+        return Asked(self.store, self.source, lambda _source: plan)
 
 
 class Captures:
@@ -119,7 +128,7 @@ def _store(group: Sequence[tuple[Asked, Future[Answer]]]) -> None:
             future.set_result(plan)
     if not found:
         return
-    put_prompt_keys([plan.sample.row for plan, _future in found])  # type: ignore[misc]  # rows of the plans are dicts
+    _set_keys([plan for plan, _future in found if not plan.keyed])
     try:
         puts = _put(store, [plan for plan, _future in found])
     except BadRequest:
@@ -131,6 +140,11 @@ def _store(group: Sequence[tuple[Asked, Future[Answer]]]) -> None:
         return
     for (_plan, future), put in zip(found, puts, strict=True):
         future.set_result(_answered(put))
+
+
+def _set_keys(plans: Sequence[Planned]) -> None:
+    if plans:
+        put_prompt_keys([plan.sample.row for plan in plans])  # type: ignore[misc]  # rows of plans are dicts
 
 
 def _put(store: Store, plans: Sequence[Planned]) -> list[Put]:

@@ -100,6 +100,20 @@ def test_those_that_come_together_are_one_transaction_and_keyed_alike(store: Sto
         assert stored[answer["trace_id"]]["prompt_key"] == canonical.prompt_key(said)
 
 
+def test_a_long_one_is_planned_in_its_own_thread_and_is_the_same_sample(store: Store, captures: Captures) -> None:
+    threads: list[str] = []
+
+    def plan(source: Source) -> Planned:
+        threads.append(threading.current_thread().name)
+        assert source.name == "shop"
+        return planned("Where is it?")
+
+    long, short = captures.put(Asked(store, "shop", plan).planned()), captures.put(Asked(store, "shop", plan))
+    assert {long.result(20)["captured"], short.result(20)["captured"]} == {True}
+    assert threads == [threading.current_thread().name, "captures"]
+    assert store.inbox.waiting_frames()["samples"]["prompt_key"].n_unique() == 1
+
+
 def test_one_that_is_refused_takes_no_other_with_it(store: Store, captures: Captures) -> None:
     def refuse(_source: Source) -> Planned:
         raise BadRequest("No.")
@@ -250,3 +264,23 @@ def _captured_until_its_end(process: subprocess.Popen[bytes], port: int, key: st
     for client in clients:
         client.join(60)
     return acknowledged
+
+
+def test_captures_over_http_short_and_long_with_a_key_to_send_them_again(api: Api) -> None:
+    api.client.loop.set_config("shop", enabled=True)
+    ids = set()
+    for number, size in enumerate((10, 100_000, 2_000_000)):
+        body = {
+            "deployment_id": "shop",
+            "model": "m",
+            "messages": [{"role": "user", "content": f"{number} " + "word " * (size // 5)}],
+            "completion": "Yes, pat@example.org.",
+        }
+        for headers in ({}, {"Idempotency-Key": f"long-{number}"}, {"Idempotency-Key": f"long-{number}"}):
+            answered = api.call("POST", "/api/loop/traces", json=body, headers=headers)
+            assert answered.status_code == 200, answered.text
+            ids.add(answered.json()["trace_id"])
+        found = api.client.loop.get_trace(answered.json()["trace_id"])
+        assert found["messages"] == body["messages"]
+        assert found["completion"] == "Yes, [redacted:email]."
+    assert len(ids) == 6

@@ -7,6 +7,7 @@ Belongs here: filters and the body of a capture. Does not belong here: rows (row
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -76,6 +77,8 @@ class Capture(Body):
 _APART: Final = ("messages", "tool_calls", "tools")
 #: Bytes of a body that is read at once: a thread for it would take longer.
 _SHORT: Final = 50_000
+#: Bytes of a body from which on a capture is redacted and keyed in a thread of its own call.
+_LONG: Final = 500_000
 
 
 async def _capture_body(request: Request) -> tuple[Sent, Capture]:
@@ -106,9 +109,14 @@ async def capture(caller: Writer, body: Annotated[tuple[Sent, Capture], Depends(
     sent, given = body
     captures: Captures = caller.request.app.state.captures
     asked = Asked(caller.store, source_name(given.deployment_id), lambda source: _plan(caller, given, source))
+    is_long = len(sent.raw) > _LONG
+
+    def put() -> Future[dict[str, Any]]:
+        return captures.put(asked.planned() if is_long else asked)
+
     if "idempotency-key" in caller.request.headers:
-        return await run_in_threadpool(lambda: caller.once(sent, lambda: captures.put(asked).result()))
-    return JSONResponse(await asyncio.wrap_future(captures.put(asked)))
+        return await run_in_threadpool(lambda: caller.once(sent, lambda: put().result()))
+    return JSONResponse(await asyncio.wrap_future(await run_in_threadpool(put) if is_long else put()))
 
 
 def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str, Any]:
