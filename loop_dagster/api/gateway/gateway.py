@@ -37,8 +37,9 @@ KEPT_OPEN_S: Final = 3.0
 WARM_S: Final = 3.0
 #: A key that is used is noted this often.
 NOTED_EVERY_S: Final = 60.0
-#: For how long nobody waits for a sample id after the registry was too slow for one.
+#: For how long calls wait shorter after the registry was too slow for one, and how long then.
 PATIENCE_S: Final = 0.5
+SLOW_WAIT_S: Final = 0.02
 
 
 class Gateway:
@@ -101,11 +102,11 @@ class Gateway:
     async def waited(self, looking: Future[Plan]) -> bool:
         """Wait for a look-up as long as an answer may wait for it; false when it takes longer.
 
-        While the registry is slow no call waits, so that all of them together lose one wait every PATIENCE_S.
+        Once the registry was too slow, the calls of the next PATIENCE_S wait for SLOW_WAIT_S alone.
         """
         if looking.done():
             return True
-        patience = self.wait_s if time.monotonic() > self._slow_until else 0.0
+        patience = self.wait_s if time.monotonic() > self._slow_until else min(self.wait_s, SLOW_WAIT_S)
         waiting = asyncio.wrap_future(looking)
         waiting.add_done_callback(taken_notice)
         done, _ = await asyncio.wait([waiting], timeout=patience)
