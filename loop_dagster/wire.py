@@ -199,6 +199,8 @@ def pipeline_row(
         "attempts_total": attempts,
         "versions_total": versions,
         "versions_made": versions,
+        "next_reason": pipeline.look_said,
+        "last_checked_at": timestamp(pipeline.looked_at),
         "next_due_at": timestamp(pipeline.next_due_at),
         "created_at": timestamp(pipeline.created_at),
         "updated_at": timestamp(pipeline.updated_at),

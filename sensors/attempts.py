@@ -32,6 +32,7 @@ def attempts(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Se
     for pipeline, mark in plan.changed:
         found = look(stores, pipeline, now, keys=plan.keys)
         looks.append(found)
+        stores.pipelines.set_look(pipeline.pipeline_id, found.sentence, now)
         marks.pop(pipeline.pipeline_id)
         marks[pipeline.pipeline_id] = "" if isinstance(found, NotYet) and found.blocked else mark
         if (datetime.now(UTC) - now).total_seconds() > BUDGET_S:

@@ -17,8 +17,6 @@ NULL_FOR_NOW: Final[Mapping[str, Mapping[str, str]]] = {
         "live_deployment": "a check of the serving engine",
         "chain": "building on the live version",
         "serving_taken_over_by": "nothing: a tag belongs to one pipeline for ever",
-        "next_reason": "the sensor's last sentence, once it is kept",
-        "last_checked_at": "the time of the sensor's last look, once it is kept",
         "scoring_capped_until": "nothing: a judge's own server caps its key and does not say until when",
         "second_model": "second models",
     },

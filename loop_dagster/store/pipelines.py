@@ -48,6 +48,8 @@ class Pipeline:
     revision: int
     settings: PipelineSettings
     next_due_at: datetime | None
+    looked_at: datetime | None
+    look_said: str | None
     failures: int
     train_now: bool
     created_at: datetime
@@ -232,6 +234,12 @@ class Pipelines:
     def set_due(self, ref: str, next_due_at: datetime | None) -> Pipeline:
         """When the sensor looks again even if nothing changed; None for never."""
         return self._note(ref, next_due_at=next_due_at)
+
+    def set_look(self, pipeline_id: str, said: str, now: datetime) -> None:
+        """What the sensor said when it looked whether an attempt opens; nothing for a pipeline that is gone."""
+        mine = sa.and_(pipelines.c.workspace == self.registry.workspace, pipelines.c.pipeline_id == pipeline_id)
+        with self.registry.write() as connection:
+            connection.execute(sa.update(pipelines).where(mine).values(looked_at=now, look_said=said))
 
     def delete(self, ref: str, *, now: datetime | None = None) -> Deleted:
         """Delete a pipeline: its attempt is cancelled, its live name stops, its own source is switched off.

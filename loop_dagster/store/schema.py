@@ -67,6 +67,8 @@ pipelines = sa.Table(
     sa.Column("revision", sa.Integer, nullable=False),
     sa.Column("settings", Json, nullable=False),  # rules/pipelines.py `PipelineSettings`
     sa.Column("next_due_at", Utc),  # the sensor looks again then even if nothing changed
+    sa.Column("looked_at", Utc),  # when it looked last, and what it said
+    sa.Column("look_said", sa.Text),
     sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # attempts in a row that kept no adapter
     sa.Column("train_now", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("created_at", Utc, nullable=False),

@@ -268,3 +268,12 @@ def test_new_data_of_one_pipeline_costs_no_look_at_another(
     store.inbox.add_tombstones([sample[0]])
     third = tick(attempts_sensor, instance, store, second.cursor)
     assert said(third).startswith(f"{pipeline.tag}:")
+
+
+def test_what_a_look_said_stays_on_the_pipeline(store, pipeline, file, instance):
+    fill(store, pipeline, file, 0, 3)
+    tick(attempts_sensor, instance, store)
+    seen = store.pipelines.get(pipeline.pipeline_id)
+    assert "1,097 more" in (seen.look_said or "")
+    assert seen.looked_at is not None
+    assert (seen.revision, seen.updated_at) == (pipeline.revision, pipeline.updated_at)
