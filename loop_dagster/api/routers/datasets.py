@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import Field
 
 from loop_dagster.api.bodies import Body, Revision, Sent, reader, schema_of
-from loop_dagster.api.calls import Reader, Unread, Writer, now
+from loop_dagster.api.calls import WHOLE_READS, Reader, Unread, Writer, now
 from loop_dagster.api.rows.datasets import dataset_rows, preview
 from loop_dagster.errors import BadRequest, NotFound
 from loop_dagster.rules.conditions import DatasetConditions
@@ -76,7 +76,8 @@ def list_datasets(
     """The workspace's datasets, the most recently changed first, a page at a time."""
     store = caller.store
     found = [one for one in store.datasets.list() if not q or q.casefold() in one.name.casefold()]
-    rows = dataset_rows(store, found[offset : offset + limit], now())
+    with WHOLE_READS:
+        rows = dataset_rows(store, found[offset : offset + limit], now())
     return {"datasets": rows, "total": len(found), "limit": limit, "offset": offset}
 
 
@@ -109,7 +110,8 @@ def preview_dataset(caller: Reader, body: Annotated[tuple[Sent, Preview], Depend
     missing = next((one for one in ids if one not in there), None)
     if missing is not None:
         raise NotFound("dataset", missing)
-    return preview(caller.store, conditions, found, now())
+    with WHOLE_READS:
+        return preview(caller.store, conditions, found, now())
 
 
 @router.get("/{dataset_id}")

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic.json_schema import SkipJsonSchema
 
 from loop_dagster.api.bodies import Body, Revision, Sent, reader, schema_of
-from loop_dagster.api.calls import Caller, Reader, Unread, Writer, now
+from loop_dagster.api.calls import WHOLE_READS, Caller, Reader, Unread, Writer, now
 from loop_dagster.api.errors import NotBuilt
 from loop_dagster.api.rows.attempts import pipeline_attempt
 from loop_dagster.api.rows.models import usable_model
@@ -106,13 +106,11 @@ def list_pipelines(
     store = caller.store
     found = [one for one in find_all(store) if (not q or matches(one, q)) and (status is None or one.is_in(status))]
     page = found[offset : offset + limit]
-    keys = store.samples.keys().held() if len(page) > 1 else store.samples.keys()
     moment = now()
-    return {
-        "pipelines": [listed(store, one, moment, keys) for one in page],
-        "total": len(found),
-        "truncated": offset + len(page) < len(found),
-    }
+    with WHOLE_READS:
+        keys = store.samples.keys().held() if len(page) > 1 else store.samples.keys()
+        rows = [listed(store, one, moment, keys) for one in page]
+    return {"pipelines": rows, "total": len(found), "truncated": offset + len(page) < len(found)}
 
 
 @router.post("", status_code=201, openapi_extra=schema_of(PipelineBody))
