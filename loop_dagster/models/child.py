@@ -37,8 +37,9 @@ EXIT_LEASE_LOST = 75
 #: Exit status after a signal asked it to stop, as a shell reports SIGTERM.
 EXIT_STOPPED = 143
 
-#: A lease is beaten at least this often, in seconds, also while one step of the work takes longer.
-BEAT_EVERY_S = 10.0
+#: A lease is beaten at least this often, in seconds, also while one step of the work takes longer: a step that was
+#: cancelled ends its child within this time.
+BEAT_EVERY_S = 2.0
 #: Shortest time between two progress reports, and between two log lines, in seconds.
 REPORT_EVERY_S = 0.5
 LOG_EVERY_S = 5.0

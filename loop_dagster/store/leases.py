@@ -35,6 +35,8 @@ from loop_dagster.store.schema import leases
 Why = Literal["taken", "expired", "revoked"]
 
 TTL_S: Final = 30.0
+#: Between two heartbeats a holder only looks, this often, so that what was cancelled stops within seconds.
+LOOK_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Leases:
     def hold(
         self, name: str, *, holder: str | None = None, ttl_s: float = TTL_S, wait_s: float = 0.0
     ) -> Iterator[HeldLease]:
-        """Hold the lease for the length of the block, beating it in a thread three times per `ttl_s`.
+        """Hold the lease for the length of the block, beaten by a thread three times per `ttl_s`, looked at in between.
 
         Waits up to `wait_s` seconds for it, then raises LeaseBusy. Inside, `check()` and `verify()` raise LeaseLost
         once it is lost; leaving a block that ended well raises LeaseLost too if it was lost meanwhile.
@@ -230,9 +232,14 @@ class HeldLease:
             self._leases.release(self.name, self.token)
 
     def _beat(self) -> None:
-        while not self._ended.wait(self.lease.ttl_s / 3):
+        every = self.lease.ttl_s / 3
+        due = time.monotonic() + every
+        while not self._ended.wait(min(every, LOOK_S)):
             asked = time.monotonic()
             try:
+                if asked < due:
+                    self._leases.check(self.name, self.token)
+                    continue
                 self._leases.beat(self.name, self.token)
             except LeaseLost as lost:
                 self._lost = lost.details["why"]
@@ -240,6 +247,7 @@ class HeldLease:
             except RegistryUnavailable:
                 continue  # `check` says lost once this has gone on for ttl_s
             self._good_until = asked + self.lease.ttl_s
+            due = asked + every
 
 
 def this_process() -> str:
