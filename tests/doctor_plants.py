@@ -164,7 +164,12 @@ def torn_registry(patient: Patient) -> None:
 def older_registry(patient: Patient) -> None:
     first = re.findall(r'create_table\(\s*"(\w+)"', Path(r0001_first.__file__).read_text())
     with patient.open().registry.write() as connection:
-        for table in set(metadata.tables) - set(first):  # later revisions have only added tables
+        later = Path(r0001_first.__file__).parent.glob("r*.py")
+        for table, column in re.findall(
+            r'add_column\("(\w+)", sa.Column\("(\w+)"', "".join(map(Path.read_text, later))
+        ):
+            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+        for table in set(metadata.tables) - set(first):
             connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
 
