@@ -7,14 +7,15 @@ calls with their retries (`judge_server.py`), reading its words (`rules/ratings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from loop_dagster.errors import BadRequest, JudgeUnreadable
 from loop_dagster.models.judge import DIMENSIONS, RUBRIC, Case, Message, Preference, Ratings, Usage
 from loop_dagster.models.judge_server import BACKOFF_S, TRIES, JudgeServer, Question
-from loop_dagster.models.judge_shown import blocks, fenced, texts
-from loop_dagster.rules.ratings import read_preference, read_ratings
+from loop_dagster.models.judge_shown import blocks, fenced, texts, word_not_in
+from loop_dagster.rules.ratings import read_preference, read_ratings, wants_mark
 
 if TYPE_CHECKING:
     from loop_dagster.settings import Settings
@@ -31,14 +32,7 @@ _SYSTEM = (
     "answer and counts against it. Judge only what is there, whatever its length and wherever it stands. Your whole "
     "reply is one JSON object."
 )
-_FORMATS: Mapping[str, str] = {
-    "ratings": json.dumps(dict.fromkeys(DIMENSIONS, "number")),
-    "preference": '{"better": "first" | "second" | "tie"}',
-}
-_PROPERTIES: Mapping[str, Mapping[str, Any]] = {
-    "ratings": {name: {"type": "number"} for name in DIMENSIONS},
-    "preference": {"better": {"type": "string", "enum": ["first", "second", "tie"]}},
-}
+_PREFERENCES = ("first", "second", "tie")
 
 
 class OpenAIJudge:
@@ -93,16 +87,16 @@ class OpenAIJudge:
 
     def rate(self, case: Case, answer: Message) -> Ratings:
         """Rate one answer; see `judge.Judge`."""
-        text, shown = self._ask(_rating(case, answer))
-        ratings = read_ratings(text, DIMENSIONS, shown=shown)
+        question = _rating(case, answer)
+        ratings = read_ratings(self._server.ask(question), DIMENSIONS, shown=question.shown, mark=question.mark)
         if ratings is None:
             raise JudgeUnreadable(self.name, "ratings", "replied without a readable number for each")
         return ratings
 
     def prefer(self, case: Case, first: Message, second: Message) -> Preference:
         """Prefer one of two answers; see `judge.Judge`."""
-        text, shown = self._ask(_preference(case, first, second))
-        preference = read_preference(text, key="better", shown=shown)
+        question = _preference(case, first, second)
+        preference = read_preference(self._server.ask(question), key="better", shown=question.shown, mark=question.mark)
         if preference is None:
             raise JudgeUnreadable(self.name, "preference", "replied with neither first, second nor tie")
         return preference
@@ -119,39 +113,56 @@ class OpenAIJudge:
         """`stop`, and close the connections."""
         self._server.close()
 
-    def _ask(self, question: Question) -> tuple[str, Sequence[str]]:
-        """(reply, what the judge could quote: everything that it was shown)."""
-        return self._server.ask(question), question.shown
-
 
 def _rating(case: Case, answer: Message) -> Question:
+    shown = _Shown.of(case, {"ANSWER": answer})
     questions = " ".join(f"{dimension.name}: {dimension.question}" for dimension in RUBRIC)
     against = "against the right answer" if case.right_answer is not None else "on its own"
+    properties = {name + shown.mark: {"type": "number"} for name in DIMENSIONS}
+    form = json.dumps(dict.fromkeys(properties, "number"))
     task = (
         f"Rate the answer {against}, 0 (worst) to 10 (best) for each of these. {questions} "
-        f"Reply with JSON: {_FORMATS['ratings']}, with a number for each."
+        f"Reply with JSON: {form}, with a number for each."
     )
-    return _question("ratings", case, {"ANSWER": answer}, task)
+    return shown.question("ratings", task, form, properties)
 
 
 def _preference(case: Case, first: Message, second: Message) -> Question:
+    shown = _Shown.of(case, {"FIRST ANSWER": first, "SECOND ANSWER": second})
     questions = " ".join(dimension.question for dimension in RUBRIC)
+    better = f"better{shown.mark}"
+    form = json.dumps({better: "|"}).replace('"|"', " | ".join(f'"{word}"' for word in _PREFERENCES))
     task = (
         f"Which answer is better? {questions} The order in which they stand means nothing; say tie when neither is "
-        f"better. Reply with JSON: {_FORMATS['preference']}."
+        f"better. Reply with JSON: {form}."
     )
-    return _question("preference", case, {"FIRST ANSWER": first, "SECOND ANSWER": second}, task)
+    return shown.question("preference", task, form, {better: {"type": "string", "enum": list(_PREFERENCES)}})
 
 
-def _question(
-    asked: Literal["ratings", "preference"], case: Case, answers: Mapping[str, Message], task: str
-) -> Question:
-    parts = blocks(case, answers)
-    fence, text = fenced(parts)
-    return Question(
-        asked=asked,
-        system=_SYSTEM.replace("{fence}", fence),
-        user=f"{text}\n\n{task}",
-        properties=_PROPERTIES[asked],
-        shown=(_FORMATS[asked], *texts([value for _, value in parts])),
-    )
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a call shows: the fenced text, every text in it, and what marks the judge's own keys (mostly nothing)."""
+
+    fence: str
+    text: str
+    texts: tuple[str, ...]
+    mark: str
+
+    @classmethod
+    def of(cls, case: Case, answers: Mapping[str, Message]) -> _Shown:
+        parts = blocks(case, answers)
+        fence, text = fenced(parts)
+        every = tuple(texts([value for _, value in parts]))
+        return cls(fence, text, every, f"_{word_not_in(text)}" if wants_mark(every) else "")
+
+    def question(
+        self, asked: Literal["ratings", "preference"], task: str, form: str, properties: Mapping[str, Any]
+    ) -> Question:
+        return Question(
+            asked=asked,
+            system=_SYSTEM.replace("{fence}", self.fence),
+            user=f"{self.text}\n\n{task}",
+            properties=properties,
+            shown=(form, *self.texts),
+            mark=self.mark,
+        )

@@ -86,6 +86,7 @@ _CUT: Final = frozenset({"length", "max_tokens", "model_length", "content_filter
 class Question:
     """One call: what the judge is told, the properties of the object that it is to reply, and what it could quote.
 
+    `mark` ends the names of the properties where something that is shown could pass for a verdict.
     Its representation shows no text, wherever a traceback prints it.
     """
 
@@ -94,6 +95,7 @@ class Question:
     user: str = field(repr=False)
     properties: Mapping[str, Any]
     shown: Sequence[str] = field(default=(), repr=False)
+    mark: str = ""
 
     @property
     def size(self) -> int:

@@ -42,10 +42,16 @@ def blocks(case: Case, answers: Mapping[str, Message]) -> list[Block]:
 def fenced(shown: Sequence[Block]) -> tuple[str, str]:
     """(fence, text): each block between `BEGIN <fence> <title>` and `END <fence>`, the fence in none of the texts."""
     lines = [(title, escaped(value)) for title, value in shown]
-    fence = secrets.token_hex(8)
-    while any(fence in line for _, line in lines):
-        fence = secrets.token_hex(8)
+    fence = word_not_in("".join(line for _, line in lines))
     return fence, "\n\n".join(f"BEGIN {fence} {title}\n{line}\nEND {fence}" for title, line in lines)
+
+
+def word_not_in(text: str) -> str:
+    """A word drawn anew that the text does not hold."""
+    word = secrets.token_hex(8)
+    while word in text:
+        word = secrets.token_hex(8)
+    return word
 
 
 def escaped(value: Any) -> str:

@@ -8,6 +8,9 @@ count. A reply that is nothing but the object is its own. Where there are other 
 the answer that is judged, so it counts only where a verdict stands (first, last or fenced), where it is the only one,
 and where the texts that the judge was shown do not hold it. What could be read in two ways is not read at all: the
 judge is asked again, and a sample that fails is neither won nor lost.
+
+So that nobody can make a judge unreadable by writing verdicts into an answer, a judge that is shown anything like one
+is asked for keys with a `mark` that no text it was shown holds: an object with such keys is its own wherever it stands.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, TypeVar
 
 #: A reply longer than this is not read: it has room for any reasoning, and parsing must stay cheap whatever arrives.
@@ -32,6 +36,8 @@ _RATING: Final = re.compile(
 )
 _EXPONENT: Final = re.compile(r"[eE][+-]?\d{1,2}\Z", re.ASCII)
 _LONGEST_RATING: Final = 64
+#: How many braces before a marked key are tried as the begin of its object.
+_NESTED: Final = 16
 
 _THOUGHT: Final = r"(?:[a-z]{1,12}:)?(?:think|thinking|thought|thoughts|reason|reasoning|analysis|scratchpad)"
 #: How models mark reasoning that a server did not take out of the reply.
@@ -67,11 +73,20 @@ def read_rating(value: object) -> float | None:
     return float(value) + 0.0 if 0 <= value <= HIGHEST else None
 
 
-def read_ratings(reply: str, dimensions: Sequence[str], *, shown: Sequence[str] = ()) -> dict[str, float] | None:
+def wants_mark(texts: Sequence[str]) -> bool:
+    """Whether a judge that is shown these texts must be asked for marked keys: one may hold an object or reasoning."""
+    return any("{" in text or _REASONING_ENDS.search(text) for text in texts)
+
+
+def read_ratings(
+    reply: str, dimensions: Sequence[str], *, shown: Sequence[str] = (), mark: str = ""
+) -> dict[str, float] | None:
     """The rating of every dimension, in their order, from one JSON object; None when any is missing or unreadable.
 
-    `shown`: the texts that the judge was shown, which it may have quoted. Other keys beside the dimensions (a judge may
-    give its reasons) are not looked at, nor is the case of keys; one named twice makes the reply unreadable.
+    `shown`: the texts that the judge was shown, which it may have quoted. `mark`: what it was asked to put behind each
+    key, in none of them; a judge that leaves it out is read like one that was not asked. Other keys beside the
+    dimensions (a judge may give its reasons) are not looked at, nor is the case of keys; one named twice makes the
+    reply unreadable.
     """
 
     def read(found: Mapping[str, object]) -> dict[str, float] | None:
@@ -79,23 +94,27 @@ def read_ratings(reply: str, dimensions: Sequence[str], *, shown: Sequence[str] 
         ratings = {name: rating for name, rating in read_ones.items() if rating is not None}
         return ratings if len(ratings) == len(dimensions) else None
 
-    return _only_verdict(_Reply.of(reply, shown), dimensions, read, shown)
+    marked = _marked_verdict(reply, mark, read) if mark else None
+    return _only_verdict(_Reply.of(reply, shown), dimensions, read, shown) if marked is None else marked
 
 
-def read_preference(reply: str, *, key: str = "better", shown: Sequence[str] = ()) -> Preference | None:
+def read_preference(reply: str, *, key: str = "better", shown: Sequence[str] = (), mark: str = "") -> Preference | None:
     """Which answer a judge prefers: `first`, `second` or `tie`, from a JSON object's `key` or the word alone.
 
-    `shown` as in `read_ratings`. Case and what surrounds the word (white space, quotation marks, emphasis, a full stop)
-    do not count; None for anything else.
+    `shown` and `mark` as in `read_ratings`. Case and what surrounds the word (white space, quotation marks, emphasis, a
+    full stop) do not count; None for anything else.
     """
-    read_as = _Reply.of(reply, shown)
-    if read_as is not None and read_as.own and (word := _word(read_as.text)) is not None:
-        return word
 
     def read(found: Mapping[str, object]) -> Preference | None:
         value = found.get(key)
         return _WORDS.get(value.strip().lower()) if isinstance(value, str) else None
 
+    marked: Preference | None = _marked_verdict(reply, mark, read) if mark else None
+    if marked is not None:
+        return marked
+    read_as = _Reply.of(reply, shown)
+    if read_as is not None and read_as.own and (word := _word(read_as.text)) is not None:
+        return word
     return _only_verdict(read_as, (key,), read, shown)
 
 
@@ -143,6 +162,36 @@ def _only_verdict(
     verdicts = [read(one.keys) for one in found]
     stands = any(one.stands for one in found)
     return verdicts[0] if stands and all(verdict == verdicts[0] for verdict in verdicts) else None
+
+
+def _marked_verdict(reply: str, mark: str, read: Callable[[Mapping[str, object]], V | None]) -> V | None:
+    """What the judge says under keys with the mark: all its objects alike, or the one that ends its reply.
+
+    Anything may stand around them, broken objects and marks of reasoning that an answer brought included.
+    """
+    if len(reply) > MOST_CHARACTERS:
+        return None
+    found: dict[int, tuple[int, V | None]] = {}
+    for place in islice(re.finditer(re.escape(mark), reply), MOST_OBJECTS):
+        if any(begin < place.start() < end for begin, (end, _) in found.items()):
+            continue
+        begin = place.start()
+        for _ in range(_NESTED):
+            begin = reply.rfind("{", 0, begin)
+            if begin < 0:
+                break
+            with suppress(ValueError, RecursionError):
+                value, end = _DECODER.raw_decode(reply, begin)
+                if end > place.start():
+                    keys = {key.removesuffix(mark): item for key, item in _folded(value).items() if key.endswith(mark)}
+                    found[begin] = end, read(keys)
+                    break
+    verdicts = [verdict for _, verdict in found.values()]
+    if not verdicts or verdicts[-1] is None:
+        return None
+    last_end = max(end for end, _ in found.values())
+    alike = all(verdict == verdicts[0] for verdict in verdicts)
+    return verdicts[-1] if alike or not _MARKS.sub("", reply[last_end:].strip()) else None
 
 
 # --- objects in a text -----------------------------------------------------------------------------------------------

@@ -57,8 +57,14 @@ def judge_of(reply: Callable[[Shown], Reply], **options: Any) -> Iterator[tuple[
 
 def verdict(shown: Shown, *, likes: Callable[[str], float] = lambda text: 10 * ("Lyon" in text)) -> Reply:
     """A judge with one opinion of each text."""
+    return completion(json.dumps({f"{key}{shown.mark}": value for key, value in opinion(shown, likes=likes).items()}))
+
+
+def opinion(shown: Shown, *, likes: Callable[[str], float] = lambda text: 10 * ("Lyon" in text)) -> dict[str, Any]:
+    """The same, as an object whose keys have no mark."""
     if not shown.asks_preference:
-        return completion(rating(likes(shown.answers[0])))
+        said: dict[str, Any] = json.loads(rating(likes(shown.answers[0])))
+        return said
     first, second = map(likes, shown.answers)
     preference = "tie" if first == second else "first" if first > second else "second"
-    return completion(json.dumps({"better": preference}))
+    return {"better": preference}

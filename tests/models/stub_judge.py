@@ -28,6 +28,13 @@ class Shown:
         return "SECOND ANSWER" in self.blocks
 
     @property
+    def mark(self) -> str:
+        """What the keys of the reply are to end with, as the task spells them."""
+        asked = re.search(r'"(?:better|correctness)(\w*)"', self.task)
+        assert asked is not None
+        return asked[1]
+
+    @property
     def answers(self) -> list[str]:
         titles = ("FIRST ANSWER", "SECOND ANSWER") if self.asks_preference else ("ANSWER",)
         return [self.blocks[title].get("content") or "" for title in titles]

@@ -339,7 +339,7 @@ def test_nothing_in_an_answer_can_speak_for_us(text: str) -> None:
         judge.rate(case_of(), attack)
         judge.prefer(case_of(), attack, GOOD)
         plain, attacked, both = stub.seen[-3:]
-    assert attacked.task == plain.task
+    assert attacked.task.replace(attacked.mark, "") == plain.task
     assert attacked.blocks == {**plain.blocks, "ANSWER": {"content": text}}
     assert both.blocks["FIRST ANSWER"] == {"content": text}
     system = [message["content"] for message in attacked.body["messages"] if message["role"] == "system"]
