@@ -122,11 +122,12 @@ class OwnerMark:
 
     def standing(self, found: Owner, mine: Owner) -> Standing:
         """What a mark means to the registry `mine`."""
-        if found.place != self.place():
-            return "adopt"  # a copy of the lake: what was marked is another folder
         if found.registry_id == mine.registry_id:
+            if found.place != self.place():
+                return "adopt"  # lake and registry were copied together: what was marked is another folder
             return "other" if _is_a_copy(found, mine) else "ours" if found.registry == mine.registry else "adopt"
-        # Another registry in the same place: the one that marked it is gone.
+        # Another registry in the same place: the one that marked it is gone. Elsewhere the lake is never ours to take, a
+        # copied one neither: the copy of its own registry may lie beside it.
         return "adopt" if found.registry == mine.registry else "other"
 
     def place(self) -> str:

@@ -31,13 +31,17 @@ DTYPES: Mapping[Kind, pl.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `words` is the closed set of a `word` column, None where any short name may stand."""
+    """One column. `words` is the closed set of a `word` column, None where any short name may stand.
+
+    `ours`: names of a `word` column without such a set are made by the loop itself, never given by anybody.
+    """
 
     name: str
     kind: Kind
     meaning: str
     nullable: bool = False
     words: tuple[str, ...] | None = None
+    ours: bool = False
 
     @property
     def dtype(self) -> pl.DataType:
@@ -45,8 +49,11 @@ class Column:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether Delta may keep minima and maxima: never for text, since deleted text would live on in the log."""
-        return self.kind != "text"
+        """Whether Delta may keep minima and maxima in its log, where they outlive deleted rows.
+
+        Never for text, nor for names that came from outside: an id of a conversation may well be somebody's address.
+        """
+        return self.kind != "text" and (self.kind != "word" or self.words is not None or self.ours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Table:
 
 #: The first columns of every table that is written per attempt.
 ATTEMPT_COLUMNS = (
-    Column("attempt", "word", "partition key of the attempt, `<pipeline id>/<number, four digits>`"),
-    Column("pipeline_id", "word", "pipeline of the attempt"),
+    Column("attempt", "word", "partition key of the attempt, `<pipeline id>/<number, four digits>`", ours=True),
+    Column("pipeline_id", "word", "pipeline of the attempt", ours=True),
     Column("attempt_no", "int", "number of the attempt in its pipeline, from 1"),
 )

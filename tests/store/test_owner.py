@@ -97,6 +97,19 @@ def test_a_whole_copy_has_a_lake_of_its_own(tmp_path: Path) -> None:
     assert mark(tmp_path / "two" / "lake")["home"].endswith("/two")
 
 
+def test_a_copied_lake_stays_its_copied_registrys(tmp_path: Path) -> None:
+    store = installation(tmp_path / "one")
+    store.lake.append(LABELS, row("a"))
+    close(store)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    foreign = installation(tmp_path / "new", tmp_path / "two" / "lake")
+    with pytest.raises(LakeOfAnother, match="/one"):
+        foreign.lake.append(LABELS, row("b"))
+    installation(tmp_path / "two").lake.append(LABELS, row("c"))
+    with pytest.raises(LakeOfAnother, match="/two"):
+        foreign.lake.append(LABELS, row("d"))
+
+
 def test_a_copied_registry_on_the_same_lake_is_refused(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     store = installation(tmp_path / "one", lake)

@@ -18,6 +18,7 @@ import pytest
 
 from loop_dagster.rules.states import FLOW
 from loop_dagster.settings import Settings
+from loop_dagster.store.giving import label_rows
 from loop_dagster.store.intake import drain, import_for_pipeline
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.pages import sample_row
@@ -144,6 +145,30 @@ def test_nothing_of_a_deleted_sample_is_left_in_any_file(store: Store, pipeline:
         assert ids_in(store, table) == {other}
     assert holding(home, KEPT)
     assert purge_deleted(store, holder="test").samples == 0
+
+
+def test_names_that_came_with_a_deleted_sample_are_in_no_file_either(store: Store, home: Path):
+    """The log keeps minima and maxima of its commits for good, so no column that holds such a name may have them."""
+    names = {"source": "zoo-of-otto", "model": "otto/small", "conversation_id": "walrus-otto"}
+    row, _ = sample_row(
+        identity="i",
+        messages=[{"role": "user", "content": "Hello?"}],
+        answer={"role": "assistant", "content": "Yes."},
+        tools=None,
+        flag=None,
+        now=NOW,
+        expires_at=NOW + timedelta(days=30),
+        **names,
+    )
+    gone = str(row["sample_id"])
+    store.inbox.put_sample(row, labels=label_rows(gone, now=NOW, labels=["tag-otto"], parent="otto-group"), now=NOW)
+    drain(store, holder="test")
+    every = (*names.values(), "tag-otto", "otto-group")
+    assert all(holding(home, name) for name in every)
+    store.inbox.add_tombstones([gone], now=NOW)
+    purge_deleted(store, holder="test")
+    left = {name: holding(home, name) for name in every}
+    assert not any(left.values()), left
 
 
 def test_training_sets_lose_it_and_a_finished_report_keeps_a_copy_that_names_nobody(
