@@ -75,9 +75,12 @@ class Calls:
         }
         with self.registry.write() as connection:
             self._forget(connection, now)
-            if insert_new(connection, calls, row):
-                return Turn(call_key, token)
-            found = connection.execute(sa.select(calls).where(self._is(call_key)).with_for_update()).mappings().one()
+            found = None
+            while found is None:  # a call that is refused may give its turn back between the two statements
+                if insert_new(connection, calls, row):
+                    return Turn(call_key, token)
+                query = sa.select(calls).where(self._is(call_key)).with_for_update()
+                found = connection.execute(query).mappings().one_or_none()
             if found["created_at"] <= now - KEPT:
                 connection.execute(sa.update(calls).where(self._is(call_key)).values(**row, status=None, answer=None))
                 return Turn(call_key, token)

@@ -83,6 +83,34 @@ def test_a_long_write_keeps_its_turn(registry: Registry, monkeypatch: pytest.Mon
     assert calls.begin("key", "name", "print", now=began + TURN) == Answered(200, "done")
 
 
+def test_a_turn_that_is_given_back_while_others_ask_for_it_fails_none_of_them(registry: Registry) -> None:
+    """Refused calls give their turn back: on PostgreSQL between another's insert and its look at the row."""
+    calls, gate = Calls(registry), threading.Barrier(8)
+    taken, failed = [], []
+
+    def ask() -> None:
+        gate.wait()
+        for _ in range(25):
+            try:
+                turn = calls.begin("key", "name", "print")
+            except CallUnderWay:
+                continue
+            except Exception as error:  # a thread's own would be lost
+                failed.append(error)
+                return
+            assert isinstance(turn, Turn)
+            taken.append(turn)
+            calls.release(turn)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert taken
+
+
 def _created(registry: Registry) -> datetime:
     with registry.read() as connection:
         found: datetime = connection.execute(sa.select(idempotent_calls.c.created_at)).scalar_one()
