@@ -52,11 +52,11 @@ def page() -> str:
 def built() -> list[tuple[str, str, str]]:
     """Method, address and first sentence of every built route, in the order of the routers."""
     return [
-        (method, route.path, (route.description or "").partition("\n")[0])
+        (method, route.path_format, (route.description or "").partition("\n")[0])
         for router in ROUTERS
         for route in _routes(router.router)
         for method in sorted(route.methods or ())
-        if route.path not in REFUSING
+        if route.path_format not in REFUSING
     ]
 
 

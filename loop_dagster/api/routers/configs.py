@@ -1,4 +1,7 @@
-"""Sources and how they are recorded: `GET /api/loop/configs`, `GET` and `PUT /api/loop/configs/{source}`."""
+"""Sources and how they are recorded: `GET /api/loop/configs`, `GET` and `PUT /api/loop/configs/{source}`.
+
+A source may have slashes, as names of models do: the whole rest of the address is its name.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ def list_configs(caller: Reader) -> dict[str, Any]:
     return {"configs": [_row(source) for source in caller.store.sources.list()]}
 
 
-@router.get("/{source}")
+@router.get("/{source:path}")
 def get_config(caller: Reader, source: str) -> dict[str, Any]:
     """One source; one that nobody set up is switched off."""
     return {"config": _row(caller.store.sources.get(source))}
 
 
-@router.put("/{source}", openapi_extra=schema_of(Config))
+@router.put("/{source:path}", openapi_extra=schema_of(Config))
 def put_config(
     caller: Writer, source: str, body: Annotated[tuple[Sent, Config], Depends(reader(Config))]
 ) -> JSONResponse:

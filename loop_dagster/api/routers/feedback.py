@@ -158,7 +158,7 @@ def put_labels(
     return caller.once_in(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
 
 
-@router.delete("/traces/{trace_id}/labels/{label}")
+@router.delete("/traces/{trace_id}/labels/{label:path}")
 def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: str | None = None) -> JSONResponse:
     """Take a tag off a sample, or with `key` the attribute that has this value."""
 
