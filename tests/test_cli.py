@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doctor_patient import mounted
 
 from loop_dagster.cli import main
 
@@ -234,3 +236,21 @@ def test_a_setting_that_is_none_is_named_where_it_was_given(
     (home / "settings.yaml").unlink()
     monkeypatch.setenv("LOOP_DRAIN_ROWS", "none")
     assert "LOOP_DRAIN_ROWS:" in loop("pipelines", "list").errors
+
+
+def test_on_a_read_only_file_system_what_is_there_can_be_read(
+    loop: Loop, support: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop("import", rows(tmp_path / "rows.jsonl", GOOD), "--pipeline", support, "--json")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with mounted(copy, "-t", "tmpfs", "tmpfs"):
+        shutil.copytree(home, copy, dirs_exist_ok=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(copy)], check=True)
+        monkeypatch.setenv("LOOP_HOME", str(copy))
+        assert loop("samples", "list", "--json").data["total"] == 1
+        assert loop("pipelines", "list", "--json").data["total"] == 1
+        assert loop("attempts", "list", "--json").data["total"] == 0
+        refused = loop("pipelines", "pause", support)
+        assert "cannot be written to" in refused.errors
+        assert refused.status == 5

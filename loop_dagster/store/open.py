@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 from loop_dagster.settings import Settings
@@ -49,11 +50,14 @@ class Store:
 def open_store(settings: Settings | None = None) -> Store:
     """Stores of the installation that `settings` (the environment by default) names, migrated to this version.
 
-    Raises the errors of registry.py when the registry cannot be reached or belongs to a newer version.
+    Where nothing can be written, on a file system mounted read-only, what is there can be read all the same. Raises the
+    errors of registry.py when the registry cannot be reached or belongs to a newer version.
     """
     settings = settings or Settings()
     settings.root.mkdir(parents=True, exist_ok=True)
     registry = Registry(settings.registry, settings.workspace)
+    if registry.path is not None and registry.path.exists() and not os.access(registry.path.parent, os.W_OK):
+        registry = Registry(settings.registry, settings.workspace, read_only=True)
     registry.migrate()
     return store_over(settings, registry)
 

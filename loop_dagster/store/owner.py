@@ -126,8 +126,8 @@ class OwnerMark:
             if found.place != self.place():
                 return "adopt"  # lake and registry were copied together: what was marked is another folder
             return "other" if _is_a_copy(found, mine) else "ours" if found.registry == mine.registry else "adopt"
-        # Another registry in the same place: the one that marked it is gone. Elsewhere the lake is never ours to take, a
-        # copied one neither: the copy of its own registry may lie beside it.
+        # Another registry in the same place: the one that marked it is gone. Elsewhere the lake is never ours to take,
+        # nor is a copied one: the copy of its own registry may lie beside it.
         return "adopt" if found.registry == mine.registry else "other"
 
     def place(self) -> str:
