@@ -1,8 +1,8 @@
 """Which tags and attributes samples carry now, over a whole frame of labels at once.
 
-Belongs here: of the rows about one sample and label the newest counts. Does not belong here: what a pipeline selects by
-tags (matching.py), rows of labels (store/giving.py). Nearly every pair of sample and label has one row, and only the
-others are worth sorting.
+Belongs here: of the rows about one tag, or about one attribute, of a sample the newest counts; a tag and an attribute
+of the same name are two things. Does not belong here: what a pipeline selects by tags (matching.py), rows of labels
+(store/giving.py). Nearly everything that a sample carries has one row, and only the others are worth sorting.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import polars as pl
 
 from loop_dagster.rules.feedback import id_key
 
-#: Equal for equal pairs; two different pairs that share one are merely looked at more closely.
-_PAIR: Final = (pl.col("sample_id").hash(3) ^ pl.col("label").hash(4)).alias("_pair")
+#: Whether a row is about an attribute and no tag.
+IS_ATTRIBUTE: Final = pl.col("value").is_not_null()
+#: Equal for rows about the same; two that are about different things and share one are merely looked at more closely.
+_PAIR: Final = (pl.col("sample_id").hash(3) ^ pl.col("label").hash(4) ^ IS_ATTRIBUTE.hash(5)).alias("_pair")
 _CARRIED: Final = ("id_key", "label", "value", "parent")
 
 
@@ -36,7 +38,7 @@ def carried(labels: pl.LazyFrame) -> pl.DataFrame:
         .filter(several)
         .collect()
         .sort("created_at", "label_id", descending=True)
-        .unique(["id_key", "label"], keep="first", maintain_order=True)
+        .unique(["id_key", "label", IS_ATTRIBUTE], keep="first", maintain_order=True)
         .filter(~pl.col("removed"))
     )
     return pl.concat([alone.filter(~several).select(_CARRIED), newest.select(_CARRIED)])

@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from loop_dagster.rules import feedback as verdicts
+from loop_dagster.rules.carrying import IS_ATTRIBUTE
 from loop_dagster.rules.conditions import FEEDBACK_WORDS, DatasetConditions, Narrowing
 from loop_dagster.rules.feedback import id_key
 
@@ -30,15 +31,14 @@ def read(frame: pl.LazyFrame) -> pl.DataFrame:
 
 
 def tagged(labels: pl.LazyFrame, tags: Collection[str]) -> pl.Series:
-    """`id_key` of the samples that carry one of `tags` or a child of one, by the newest row per sample and label."""
+    """`id_key` of the samples that carry one of `tags` or a child of one, by the newest row of each tag."""
     wanted = list(tags)
     matches = pl.col("label").is_in(wanted) | pl.col("parent").is_in(wanted)
     # An attribute of the same name is no tag; frames without attributes' values cannot tell and have none.
-    has_value = "value" in labels.collect_schema()
-    no_attribute = pl.col("value").is_null() if has_value else pl.lit(True)
-    puts_on = (matches & ~pl.col("removed") & no_attribute).fill_null(False).alias("_puts_on")
-    light = ["sample_id", "label", "parent", "removed", *(["value"] if has_value else [])]
-    rows = read(labels.select(light))
+    if "value" in labels.collect_schema():
+        labels = labels.filter(~IS_ATTRIBUTE)
+    puts_on = (matches & ~pl.col("removed")).fill_null(False).alias("_puts_on")
+    rows = read(labels.select("sample_id", "label", "parent", "removed"))
     # A newer row of a label that once matched may take it off or give it another parent, so all its rows are looked at.
     touched = rows.filter(matches)["label"].unique()
     rows = rows.filter(pl.col("label").is_in(touched.implode())).select(id_key(), "label", puts_on)

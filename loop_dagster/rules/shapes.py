@@ -82,6 +82,10 @@ class RowLabel(NamedTuple):
     value: str | None
     parent: str | None
 
+    @property
+    def name(self) -> tags.Name:
+        return self.label, self.value is not None
+
 
 class Parsed(NamedTuple):
     """A row that becomes a sample. All messages are canonical; nothing is redacted yet.
@@ -329,18 +333,18 @@ def _label(value: Json) -> bool:
 
 
 def _row_labels(value: Json) -> tuple[RowLabel, ...]:
-    """The labels of a row, each word once; the last of a word counts."""
+    """The labels of a row, each tag and each key once; the last of one counts."""
     if not isinstance(value, list) or not all(map(_is_label, value)):
         return ()
-    found: dict[str, RowLabel] = {}
+    found: dict[tags.Name, RowLabel] = {}
     try:
         for item in value:
             key, parent = item.get("key") or "", item.get("parent")
             clean = tags.labels([], {key: item["label"]}) if key else tags.labels([item["label"]])
             for word in clean.tags:
-                found[word] = RowLabel(word, None, tags.parent(parent) or None)
+                found[word, False] = RowLabel(word, None, tags.parent(parent) or None)
             for word, text in clean.attributes:
-                found[word] = RowLabel(word, text, None)
+                found[word, True] = RowLabel(word, text, None)
     except BadRequest:
         raise _Refused("bad_labels") from None
     if len(found) > tags.MAX_ON_SAMPLE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from anyascii import anyascii
 
@@ -20,6 +20,10 @@ MAX_LENGTH: Final = 63
 MAX_ON_SAMPLE: Final = 32
 #: Characters of an attribute's value.
 MAX_VALUE: Final = 500
+
+#: What a sample carries one of: a word, and whether it is the key of an attribute. A tag and an attribute of one name
+#: are two things.
+Name: TypeAlias = tuple[str, bool]
 
 _TAG: Final = re.compile(r"[a-z0-9._-]{1,63}")
 _OWN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -62,6 +66,11 @@ class Labels:
     def __len__(self) -> int:
         return len(self.tags) + len(self.attributes)
 
+    @property
+    def names(self) -> frozenset[Name]:
+        """What these put on a sample."""
+        return frozenset([*((word, False) for word in self.tags), *((key, True) for key, _value in self.attributes)])
+
 
 def tag(value: object, *, what: str = "Tag") -> str:
     """A tag, trimmed and lower-cased. Raises BadTag."""
@@ -94,11 +103,11 @@ def labels(
     tags: Iterable[object] | None = None,
     attributes: Mapping[str, object] | None = None,
     *,
-    already: Iterable[str] = (),
+    already: Iterable[Name] = (),
 ) -> Labels:
     """Tags and attributes as they are stored. Raises BadTag or TooManyTags, naming the first that is wrong.
 
-    `already` are words that the sample carries (a pipeline's own tag, earlier labels): they count among the 32, once.
+    `already` are the names that the sample carries: they count among the 32, once.
     """
     if isinstance(tags, str):
         raise BadTag("`labels`", tags, "a list of tags")
@@ -108,13 +117,11 @@ def labels(
         if not isinstance(value, str) or not value.strip() or len(value.strip()) > MAX_VALUE:
             raise BadTag("The value of attribute", name, f"a text of 1 to {MAX_VALUE} characters as its value")
         pairs[tag(name, what="Attribute")] = value.strip()
-    both = sorted(set(words) & set(pairs))
-    if both:
-        raise BadTag("Attribute", both[0], "a key that is not one of the tags beside it")
-    count = len({*already, *words, *pairs})
+    clean = Labels(words, tuple(pairs.items()))
+    count = len({*already, *clean.names})
     if count > MAX_ON_SAMPLE:
         raise TooManyTags(count)
-    return Labels(words, tuple(pairs.items()))
+    return clean
 
 
 def slug(name: str) -> str:

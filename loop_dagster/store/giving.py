@@ -37,10 +37,10 @@ def feedback_row(sample_id: str, verdict: str, answer: str | None, reason: str |
     }
 
 
-def carried(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """What a sample carries now, by tag or key of an attribute, from its rows of LABELS, the oldest first."""
-    newest = {row["label"]: row for row in rows}
-    return {label: row for label, row in newest.items() if not row["removed"]}
+def carried(rows: Iterable[Mapping[str, Any]]) -> dict[tags.Name, Mapping[str, Any]]:
+    """What a sample carries now, by name, from its rows of LABELS, the oldest first."""
+    newest = {(row["label"], row["value"] is not None): row for row in rows}
+    return {name: row for name, row in newest.items() if not row["removed"]}
 
 
 def label_rows(
@@ -50,7 +50,7 @@ def label_rows(
     labels: Sequence[object] = (),
     attributes: Mapping[str, object] | None = None,
     parent: str | None = None,
-    already: Mapping[str, Mapping[str, Any]] | None = None,
+    already: Mapping[tags.Name, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows that put tags and attributes on a sample which carries `already`; none for what it carries as it is.
 
@@ -63,19 +63,20 @@ def label_rows(
     if group is not None and not clean.tags:
         raise BadRequest("parent groups tags, and labels names none. Nothing was stored.", field="parent")
     wanted: list[tuple[str, str | None, str | None]] = [
-        (tag, None, _parent(have.get(tag), group)) for tag in clean.tags
+        (tag, None, _parent(have.get((tag, False)), group)) for tag in clean.tags
     ]
     wanted += [(key, _redacted(value), None) for key, value in clean.attributes]
     return [
         _label_row(sample_id, label, value, above, removed=False, now=now)
         for label, value, above in wanted
-        if label not in have or (have[label]["value"], have[label]["parent"]) != (value, above)
+        if (old := have.get((label, value is not None))) is None or (old["value"], old["parent"]) != (value, above)
     ]
 
 
-def removal_row(sample_id: str, label: str, now: datetime) -> dict[str, Any]:
+def removal_row(sample_id: str, name: tags.Name, now: datetime) -> dict[str, Any]:
     """A row that takes a tag or an attribute off a sample."""
-    return _label_row(sample_id, label, None, None, removed=True, now=now)
+    label, is_attribute = name
+    return _label_row(sample_id, label, "" if is_attribute else None, None, removed=True, now=now)
 
 
 def _parent(old: Mapping[str, Any] | None, group: str | None) -> str | None:

@@ -27,6 +27,7 @@ import polars as pl
 import uuid_utils
 
 from loop_dagster.errors import BadRequest, LeaseBusy, LoopError
+from loop_dagster.rules.carrying import IS_ATTRIBUTE
 from loop_dagster.rules.shapes import DEFAULT_FEEDBACK, FLAGS
 from loop_dagster.rules.tags import Labels
 from loop_dagster.rules.tags import labels as checked_labels
@@ -205,8 +206,7 @@ def _settings(
     if now.tzinfo is None:
         raise ValueError("`now` needs a zone")
     clean = checked_labels(labels, attributes)
-    words = frozenset((*clean.tags, *dict(clean.attributes)))
-    return _Settings(Options(source.strip(), import_id, now, model, default_feedback, words), clean)
+    return _Settings(Options(source.strip(), import_id, now, model, default_feedback, clean.names), clean)
 
 
 def _check_row_ids(row_ids: Sequence[str], rows: int) -> None:
@@ -336,7 +336,7 @@ class _Run:
     def _missing_labels(self, new: pl.Series, repairable: pl.Series, own: pl.DataFrame) -> pl.DataFrame:
         """Rows of `labels` for new samples, and for found ones whatever label they never had.
 
-        `own` are those that the rows bring themselves; where the call names the same word, the call's counts.
+        `own` are those that the rows bring themselves; where the call names the same tag or key, the call's counts.
         """
         words: list[tuple[str, str | None, None]] = [(word, None, None) for word in self._labels.tags]
         words += [(word, value, None) for word, value in self._labels.attributes]
@@ -344,12 +344,13 @@ class _Run:
             return LABELS.empty()
         due = pl.concat([new, repairable]).to_frame("sample_id")
         wanted = due.join(pl.DataFrame(words, schema=own.drop("sample_id").schema, orient="row"), how="cross")
+        same = [pl.col("sample_id"), pl.col("label"), IS_ATTRIBUTE]
         if own.height:
-            mine = own.join(due, on="sample_id", how="semi").join(wanted, on=["sample_id", "label"], how="anti")
+            mine = own.join(due, on="sample_id", how="semi").join(wanted, on=same, how="anti")
             wanted = pl.concat([wanted, mine])
         if repairable.len():
-            had = self._lake.scan(LABELS).filter(_among(repairable)).select("sample_id", "label").collect()
-            wanted = wanted.join(had, on=["sample_id", "label"], how="anti", maintain_order="left")
+            had = self._lake.scan(LABELS).filter(_among(repairable)).select("sample_id", "label", "value").collect()
+            wanted = wanted.join(had, on=same, how="anti", maintain_order="left")
         return wanted.select(
             label_id=_ids(wanted.height),
             sample_id="sample_id",

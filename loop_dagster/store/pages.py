@@ -42,7 +42,7 @@ from loop_dagster.rules.shapes import (
     plain_order,
     plain_verdict,
 )
-from loop_dagster.rules.tags import MAX_ON_SAMPLE
+from loop_dagster.rules.tags import MAX_ON_SAMPLE, Name
 from loop_dagster.tables import FEEDBACK, SAMPLES
 
 TOO_LARGE: Final = Refusal("row_too_large", "The row is longer than a row may be.")
@@ -73,7 +73,7 @@ class Options:
     model: str | None = None
     default_feedback: str | None = None
     #: Tags and keys of attributes that the call puts on every row: they count among the 32 of each.
-    words: frozenset[str] = frozenset()
+    names: frozenset[Name] = frozenset()
 
 
 class _Row(NamedTuple):
@@ -244,7 +244,7 @@ def _row(item: Input, options: Options) -> tuple[bytes, _Row] | Refusal:
         parsed = parse(row, default_feedback=options.default_feedback)
         if isinstance(parsed, Refusal):
             return parsed
-        if parsed.labels and len({*options.words, *(one.label for one in parsed.labels)}) > MAX_ON_SAMPLE:
+        if parsed.labels and len({*options.names, *(one.name for one in parsed.labels)}) > MAX_ON_SAMPLE:
             return Refusal("too_many_labels", REFUSALS["too_many_labels"])
         return dump_bytes(row), _Row(
             messages=dump_bytes(parsed.messages),

@@ -146,9 +146,10 @@ def decided(world: World, sample_id: str) -> tuple[str | None, float | None]:
     return None, None
 
 
-def carries(world: World, sample_id: str) -> dict[str, dict[str, Any]]:
+def carries(world: World, sample_id: str) -> dict[tuple[str, bool], dict[str, Any]]:
     mine = [row for row in world.labels if row["sample_id"] == sample_id]
-    newest = {row["label"]: row for row in sorted(mine, key=lambda row: (row["created_at"], row["label_id"]))}
+    mine.sort(key=lambda row: (row["created_at"], row["label_id"]))
+    newest = {(row["label"], row["value"] is not None): row for row in mine}
     return {name: row for name, row in newest.items() if not row["removed"]}
 
 
@@ -157,8 +158,8 @@ def meets(world: World, row: dict[str, Any], filters: Filters) -> bool:
     carried = carries(world, row["sample_id"])
     picked = score is not None and round(score, 9) >= 0.8
     judged = {"picked": picked, "below_bar": score is not None and not picked, "unscored": score is None}
-    tags = {name for name, one in carried.items() if one["value"] is None}
-    tags |= {one["parent"] for one in carried.values() if one["value"] is None and one["parent"]}
+    tags = {name for name, is_attribute in carried if not is_attribute}
+    tags |= {one["parent"] for (_name, is_attribute), one in carried.items() if not is_attribute and one["parent"]}
     text = (row["messages"] + (row["answer"] or "")).lower().replace('"role"', "")
     return all(
         (
@@ -173,7 +174,7 @@ def meets(world: World, row: dict[str, Any], filters: Filters) -> bool:
             filters.signal in (None, word),
             filters.judge is None or (word is None and judged[filters.judge]),
             filters.label is None or filters.label.strip().lower() in tags,
-            all(key in carried and carried[key]["value"] == value for key, value in filters.attributes),
+            all((key, True) in carried and carried[key, True]["value"] == value for key, value in filters.attributes),
             not filters.unlabelled or not carried,
             filters.text is None or filters.text.lower() in text,
         )

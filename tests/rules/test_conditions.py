@@ -69,10 +69,9 @@ def _world(samples: list[Any]) -> World:
 
 def _tags_of(world: World, sample_id: str) -> list[set[str]]:
     """Each tag of a sample now, with its parent."""
-    newest = {row["label"]: row for row in world.labels if row["sample_id"] == sample_id}
-    return [
-        {row["label"], row["parent"]} for row in newest.values() if not row["removed"] and row["value"] is None
-    ]  # fmt: skip
+    mine = [row for row in world.labels if row["sample_id"] == sample_id and row["value"] is None]
+    newest = {row["label"]: row for row in mine}
+    return [{row["label"], row["parent"]} for row in newest.values() if not row["removed"]]
 
 
 def _word_of(world: World, sample_id: str) -> str:

@@ -23,11 +23,16 @@ def test_tags_groups_and_attributes() -> None:
         {"label": "vip"},
         {"key": "Team", "label": " North: 1 ", "parent": None},
         {"key": None, "label": "vip", "parent": ""},
+        {"key": "vip", "label": "old"},
+        {"key": "vip", "label": "gold"},
+        {"key": "", "label": "team"},
     ]
     assert labels(shown) == (
         RowLabel("billing", None, "money"),
         RowLabel("vip", None, None),
         RowLabel("team", "North: 1", None),
+        RowLabel("vip", "gold", None),
+        RowLabel("team", None, None),
     )
 
 
@@ -59,6 +64,7 @@ def test_what_another_file_calls_labels_is_dropped(column: Any) -> None:
         ([{"key": "team", "label": "x" * 501}], "bad_labels"),
         ([{"key": "no spaces", "label": "x"}], "bad_labels"),
         ([{"label": f"t{number}"} for number in range(33)], "too_many_labels"),
+        ([{"label": f"t{number}"} for number in range(32)] + [{"key": "t0", "label": "x"}], "too_many_labels"),
     ],
 )
 def test_labels_that_cannot_be_refuse_the_row(wrong: Any, code: str) -> None:

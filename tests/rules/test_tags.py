@@ -53,10 +53,19 @@ def test_tags_and_attributes_count_together_and_once() -> None:
     assert made.tags == tuple(words)
     assert made.attributes == (("plan", "gold"), ("team", "A B"))
     assert len(made) == 32
-    tags.labels(words, {"plan": "gold"}, already=["own"])
-    tags.labels(words, {"plan": "gold", "team": "a"}, already=["t0"])
+    tags.labels(words, {"plan": "gold"}, already=[("own", False)])
+    tags.labels(words, {"plan": "gold", "team": "a"}, already=[("t0", False), ("team", True)])
     with pytest.raises(TooManyTags, match="found 33"):
-        tags.labels(words, {"plan": "gold", "team": "a"}, already=["own"])
+        tags.labels(words, {"plan": "gold", "team": "a"}, already=[("own", False)])
+
+
+def test_a_tag_and_an_attribute_of_one_name_are_two_things() -> None:
+    words = [f"t{number}" for number in range(31)]
+    made = tags.labels(words, {"T0": "x"})
+    assert (len(made), len(made.names)) == (32, 32)
+    tags.labels(words, {"t0": "y"}, already=[("t0", True)])
+    with pytest.raises(TooManyTags, match="found 33"):
+        tags.labels(words, {"t0": "x"}, already=[("t1", True)])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,6 @@ def test_tags_and_attributes_count_together_and_once() -> None:
         (None, {"not ok": "x"}),
         (None, {"a": 1}),
         (None, {"a": " "}),
-        (["a"], {"A": "x"}),
         (None, {"a": "x" * 501}),
     ],
 )

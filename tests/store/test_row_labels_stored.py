@@ -59,6 +59,18 @@ def test_each_row_has_its_own_beside_those_of_the_call(lake: Lake) -> None:
     assert lake.scan(LABELS).collect().height == 8
 
 
+def test_a_tag_and_an_attribute_of_one_name_are_both_stored_and_repaired_apart(lake: Lake) -> None:
+    rows = [row(0, {"label": "vip"}, {"key": "vip", "label": "gold"}), row(1, {"key": "all", "label": "x"})]
+    assert bring(lake, rows, labels=["all"], attributes={"all": "y"}).complete
+    want = {0: {("vip", None, None), ("vip", "gold", None)}, 1: set()}
+    want = {position: mine | {("all", None, None), ("all", "y", None)} for position, mine in want.items()}
+    assert stored(lake) == want
+    lake.delete(LABELS, "label = 'vip' and value is null")
+    lake.delete(LABELS, "label = 'all' and value is not null")
+    bring(lake, rows, labels=["all"], attributes={"all": "y"})
+    assert stored(lake) == want
+
+
 def test_they_count_among_the_32_with_those_of_the_call(lake: Lake) -> None:
     many = [{"label": f"t{number}"} for number in range(31)]
     result = bring(lake, [row(0, *many), row(1, *many, {"label": "one-more"})], labels=["of-the-call"]).as_dict()

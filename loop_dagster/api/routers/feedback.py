@@ -164,9 +164,9 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
 
     def write(keep: Keep) -> dict[str, Any]:
         have = labels_of(read_sample(caller.store, trace_id))
-        name = tag(key or label)
+        name = (tag(key or label), bool(key))
         found = have.get(name)
-        if found is None or (found["value"] != label if key else found["value"] is not None):
+        if found is None or (key and found["value"] != label):
             raise NotFound("label", label)
         row = removal_row(trace_id, name, now())
         caller.store.inbox.put(labels=[row], now=now(), then=lambda within: keep(within, {}))

@@ -17,6 +17,7 @@ import polars as pl
 from loop_dagster.api.errors import SampleNotYetRecorded
 from loop_dagster.errors import NotFound
 from loop_dagster.rules.feedback import PICK_SCORE, WORDS, deciding, id_key
+from loop_dagster.rules.tags import Name
 from loop_dagster.store.giving import carried
 from loop_dagster.store.open import Store
 from loop_dagster.wire import timestamp
@@ -65,8 +66,8 @@ def feedback_of(row: Row) -> Sequence[Row]:
     return cast("Sequence[Row]", row["feedback"])
 
 
-def labels_of(row: Row) -> dict[str, Row]:
-    """What the sample carries now, by tag or key."""
+def labels_of(row: Row) -> dict[Name, Row]:
+    """What the sample carries now, by name."""
     return carried(cast("Sequence[Row]", row["labels"]))
 
 
