@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.concurrency import run_in_threadpool
 
 from loop_dagster.api import problems
+from loop_dagster.api.bodies import defined
 from loop_dagster.api.calls import Stores
 from loop_dagster.api.captures import Captures
 from loop_dagster.api.gateway.gateway import Gateway
@@ -109,10 +110,12 @@ def _described(app: FastAPI) -> dict[str, Any]:
             "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
             "bearer": {"type": "http", "scheme": "bearer"},
         }
-        parts.setdefault("schemas", {})["Problem"] = _PROBLEM
+        schemas = parts.setdefault("schemas", {})
+        schemas["Problem"] = _PROBLEM
         problem = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
         for path, operations in found["paths"].items():
             for operation in operations.values():
+                defined(operation, schemas)
                 operation["responses"].pop("422", None)
                 operation["responses"]["default"] = {"description": "A failure", "content": problem}
                 operation["security"] = [{"key": []}, {"bearer": []}] if path.startswith(("/api/", "/v1/")) else []

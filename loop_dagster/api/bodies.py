@@ -28,6 +28,8 @@ LARGE: Final = 64_000_000
 MAX_DEPTH: Final = 64
 #: Digits of a whole number: what fits into 64 bits.
 MAX_DIGITS: Final = 19
+#: Where OpenAPI keeps what bodies share; `defined` moves it there.
+_REF: Final = "#/components/schemas/{model}"
 #: Fields that one refusal names.
 _NAMED: Final = 5
 _T = TypeVar("_T", bound=BaseModel)
@@ -126,13 +128,17 @@ def checked(model: type[_T], value: dict[str, Any]) -> _T:
 
 
 def schema_of(model: type[BaseModel], *, needed: bool = True) -> dict[str, Any]:
-    """What OpenAPI says of a body, for a route that reads it through `reader`."""
-    return {
-        "requestBody": {
-            "required": needed,
-            "content": {"application/json": {"schema": model.model_json_schema(by_alias=True)}},
-        }
-    }
+    """What OpenAPI says of a body, for a route that reads it through `reader`; its parts are for `defined` to place."""
+    schema = model.model_json_schema(by_alias=True, ref_template=_REF)
+    return {"requestBody": {"required": needed, "content": {"application/json": {"schema": schema}}}}
+
+
+def defined(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Move the parts of an operation's body to `schemas`, where their references look. Raises ValueError."""
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        for name, part in content["schema"].pop("$defs", {}).items():
+            if schemas.setdefault(name, part) != part:
+                raise ValueError(f"Two bodies have a part called {name}, and OpenAPI has one name for both.")
 
 
 def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:

@@ -199,11 +199,16 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def needs(scope: Scope | None) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
-    """A dependency: the caller, if the key has `scope` (None: any). Raises Unauthorized, Forbidden, BadRequest."""
+def needs(scope: Scope | None, *, any_parameters: bool = False) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
+    """A dependency: the caller, if the key has `scope` (None: any). Raises Unauthorized, Forbidden, BadRequest.
+
+    With `any_parameters` the route does not say which parameters it takes, so none is refused.
+    """
 
     async def caller(request: Request) -> Caller:
         check_address(request)
+        if not any_parameters and request.url.path.startswith("/api/"):
+            _check_parameters(request)
         stores: Stores = request.app.state.stores
         text = key_text(request)
         key = await stores.key(text) if text else None
@@ -247,8 +252,6 @@ def check_address(request: Request) -> None:
         raise BadRequest("A parameter of the address holds the character U+0000.")
     if any("\0" in str(value) for value in request.path_params.values()):
         raise BadRequest("The address holds the character U+0000.")
-    if request.url.path.startswith("/api/"):
-        _check_parameters(request)
 
 
 def _check_parameters(request: Request) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from bios._client import ApiError
 from running_api import Api
+
+from loop_dagster.api.app import create_app
 
 HUGGING_FACE = "meta-llama/Llama-3.1-8B"
 
@@ -40,3 +45,42 @@ def test_an_attribute_may_have_slashes(api: Api) -> None:
         loop.unlabel(trace, "a", key="path")
     assert other.value.status == 404
     assert loop.unlabel(trace, "a/b", key="path")["labels"] == []
+
+
+def test_what_is_not_built_says_so_whatever_parameters_come(api: Api) -> None:
+    loop = api.client.loop
+    for ask in (
+        lambda: loop.list_benchmark_questions("x", pipeline="support"),
+        lambda: loop.list_benchmarks(status="active"),
+        lambda: loop.list_benchmark_items("x", limit=5),
+        lambda: loop.get_benchmark_history("x", pipeline="support"),
+        lambda: loop.list_benchmark_run_items("x", limit=5),
+    ):
+        with pytest.raises(ApiError) as told:
+            ask()
+        assert (told.value.status, told.value.code) == (501, "NOT_BUILT")
+    for path in ("/api/loop/benchmarks?status=active", "/api/loop/pipelines/x/live/deployments?limit=1"):
+        assert api.call("GET", path).status_code == 501
+        assert api.call("GET", path, key="none").status_code == 401
+    assert api.call("GET", "/api/loop/stats?limit=1").status_code == 400
+
+
+def test_every_reference_of_the_description_resolves(api: Api) -> None:
+    for described in (api.http.get("/openapi.json").json(), create_app(api.store).openapi()):
+        references = set(_references(described))
+        assert {"#/components/schemas/CaptureFeedback", "#/components/schemas/ModelRef"} <= references
+        for reference in references:
+            found = described
+            for part in reference.removeprefix("#/").split("/"):
+                assert part in found, reference
+                found = found[part]
+        assert "$defs" not in json.dumps(described)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        yield from (one for inner in value.values() for one in _references(inner))
+    elif isinstance(value, list):
+        yield from (one for inner in value for one in _references(inner))

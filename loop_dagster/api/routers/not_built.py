@@ -35,11 +35,13 @@ router = APIRouter(include_in_schema=False)
 def _add(path: str, method: str) -> None:
     scope: Scope = "loop:read" if method == "GET" else "loop:write"
 
-    def refuse(_caller: Annotated[Caller, Depends(needs(scope))]) -> NoReturn:
+    allowed = needs(scope, any_parameters=True)  # which ones such a route will take is not told here
+
+    def refuse(_caller: Annotated[Caller, Depends(allowed)]) -> NoReturn:
         raise NotBuilt(f"{method} {path}")
 
     # The dependency is a local name, which an annotation kept as text cannot find.
-    refuse.__annotations__["_caller"] = Annotated[Caller, Depends(needs(scope))]
+    refuse.__annotations__["_caller"] = Annotated[Caller, Depends(allowed)]
     router.add_api_route(path, refuse, methods=[method], response_model=None)
 
 
