@@ -254,3 +254,19 @@ def test_on_a_read_only_file_system_what_is_there_can_be_read(
         refused = loop("pipelines", "pause", support)
         assert "cannot be written to" in refused.errors
         assert refused.status == 5
+
+
+@pytest.mark.parametrize("secret", ["john.doe@secretcorp.example", "sk-proj-Abc123Def456Ghi789Jkl012"])
+def test_no_refusal_repeats_a_secret(loop: Loop, support: str, secret: str) -> None:
+    for command in (
+        ["pipelines", "show", secret],
+        ["samples", "show", secret],
+        ["samples", "list", "--pipeline", support, "--state", secret],
+        ["samples", "list", f"--{secret}"],
+        ["datasets", "create", "--name", "Some", "--tag", f"{secret} !"],
+        ["import", f"{secret}.jsonl", "--pipeline", support],
+    ):
+        for more in ([], ["--json"]):
+            said = loop(*command, *more)
+            assert said.status in (2, 4), command
+            assert secret not in said.text + said.errors

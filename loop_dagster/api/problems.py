@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loop_dagster.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
+from loop_dagster.rules.quoting import answer_without_secrets
 
 log = logging.getLogger("loop.api")
 
@@ -97,7 +98,11 @@ def told(status: int, code: str, message: str, *, path: str, headers: Mapping[st
 
 
 def _shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
-    """OpenAI's clients read `error.message`, `type`, `param` and `code`; Anthropic's the outer type and `error`."""
+    """A body of an error as it is answered: without any secret that its request held, whatever quotes it.
+
+    OpenAI's clients read `error.message`, `type`, `param` and `code`; Anthropic's the outer type and `error`.
+    """
+    body = answer_without_secrets(body)
     if not path.startswith("/v1/"):
         return body
     inner = {**body["error"], "type": _TYPES.get(status, "api_error"), "param": body.get("field")}
@@ -117,13 +122,14 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status, error.headers)
 
 
-async def _bad_request(_request: Request, error: Exception) -> JSONResponse:
+async def _bad_request(request: Request, error: Exception) -> JSONResponse:
     """A parameter of the address that cannot be what was sent; the value is not repeated."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     names = [str(one["loc"][-1]) for one in found]
     said = " ".join(f"{name}: {one['msg']}." for name, one in zip(names, found, strict=True))
-    return JSONResponse({**_envelope("BAD_REQUEST", said), "field": names[0]}, 400)
+    body = {**_envelope("BAD_REQUEST", said), "field": names[0]}
+    return JSONResponse(_shaped(body, 400, request.url.path), 400)
 
 
 class Unexpected:

@@ -23,7 +23,15 @@ from pydantic import ValidationError
 from typer import Abort, BadParameter
 from yaml import YAMLError
 
-from loop_dagster.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
+from loop_dagster.errors import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    LoopError,
+)
 
 #: Typer brings its own click and exports only this child of its usage errors.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
@@ -38,6 +46,7 @@ def main() -> None:
     from loop_dagster.cli.app import app
     from loop_dagster.cli.context import close
     from loop_dagster.cli.output import emit_error, err
+    from loop_dagster.rules.quoting import answer_without_secrets, without_secrets
 
     as_json = "--json" in sys.argv
     # What a library plans to rename is of no use to who runs a command.
@@ -47,10 +56,13 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False) or EXIT_OK)
     except LoopError as error:
-        emit_error(error.as_dict(), as_json=as_json)
+        # What is unavailable is named by the settings of this machine, not by what was given: it stays to be read.
+        given = error.exit_code in (EXIT_USAGE, EXIT_REFUSED, EXIT_NOT_FOUND)
+        emit_error(answer_without_secrets(error.as_dict()) if given else error.as_dict(), as_json=as_json)
         sys.exit(error.exit_code)
     except UsageError as error:
-        emit_error(_bad_request(f"{error.format_message()} `loop … -h` shows what there is."), as_json=as_json)
+        said = without_secrets(error.format_message())
+        emit_error(_bad_request(f"{said} `loop … -h` shows what there is."), as_json=as_json)
         sys.exit(EXIT_USAGE)
     except (KeyboardInterrupt, Abort):
         err.print("Interrupted. Nothing is lost: run the same command again to go on.")

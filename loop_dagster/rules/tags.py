@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from anyascii import anyascii
 
 from loop_dagster.errors import BadRequest
+from loop_dagster.rules.quoting import shown
 
 MAX_LENGTH: Final = 63
 #: Tags and attributes that one sample carries at most.
@@ -36,9 +37,8 @@ class BadTag(BadRequest):
     code = "BAD_TAG"
 
     def __init__(self, what: str, found: object, needed: str = _NEEDED) -> None:
-        shown = repr(found)
         super().__init__(
-            f"{what} {shown[:80]} cannot be used: needed {needed}. Nothing was stored; send another word.",
+            f"{what} {shown(found, 80)} cannot be used: needed {needed}. Nothing was stored; send another word.",
             what=what,
         )
 

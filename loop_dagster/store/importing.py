@@ -28,6 +28,7 @@ import uuid_utils
 
 from loop_dagster.errors import BadRequest, LeaseBusy, LoopError
 from loop_dagster.rules.carrying import IS_ATTRIBUTE
+from loop_dagster.rules.quoting import shown
 from loop_dagster.rules.shapes import DEFAULT_FEEDBACK, FLAGS
 from loop_dagster.rules.tags import Labels
 from loop_dagster.rules.tags import labels as checked_labels
@@ -200,7 +201,7 @@ def _settings(
         )
     if default_feedback is not None and default_feedback not in DEFAULT_FEEDBACK:
         raise BadRequest(
-            f"default_feedback must be 'good' or left out, got {default_feedback!r:.40}. Nothing was stored.",
+            f"default_feedback must be 'good' or left out, got {shown(default_feedback, 40)}. Nothing was stored.",
             field="default_feedback",
         )
     if now.tzinfo is None:
