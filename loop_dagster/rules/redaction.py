@@ -319,7 +319,7 @@ def _ipv4(put: _Put, match: re.Match[str]) -> str:
 _KEY_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
     "_": (
         *("_live_", "_test_", "whsec_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "npm_"),
-        *("dop_v1_", "shpat_", "shpca_", "shppa_", "shpss_", "lin_api_", "ntn_", "gsk_", "r8_"),
+        *("dop_v1_", "loop_", "shpat_", "shpca_", "shppa_", "shpss_", "lin_api_", "ntn_", "gsk_", "r8_"),
     ),
     "-": (
         *("sk-", "xox", "xapp-", "glpat-", "glptt-", "gldt-", "glrt-", "glcbt-", "glft-", "glsoat-", "glagent-"),

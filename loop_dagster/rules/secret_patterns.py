@@ -15,7 +15,7 @@ from typing import Final
 _SEPARATOR: Final = "[ \\-\u00a0\u2010\u2011\u2013]"
 _KEY_PREFIXES: Final = (
     r"sk-|[rsp]k_(?:live|test)_|whsec_|gh[pousr]_|github_pat_|xox[a-z]-|xapp-|gl[a-z]{2,5}-|hf_|AIza|ya29\.|GOCSPX-|"
-    r"npm_|pypi-|SG\.|dop_v1_|shp[a-z]{2}_|lin_api_|ntn_|gsk_|xai-|pplx-|r8_|dapi|key-|SK"
+    r"npm_|loop_|pypi-|SG\.|dop_v1_|shp[a-z]{2}_|lin_api_|ntn_|gsk_|xai-|pplx-|r8_|dapi|key-|SK"
 )
 _CONFIDENTIAL: Final = r"(?i:secret|session.?token|security.?token|account.?key)"
 #: One for each step of redaction.py, in its order.
@@ -90,6 +90,8 @@ API_KEY: Final = re.compile(
             r"key-[0-9a-f]{32}",
             r"SK[0-9a-f]{32}",
             r"[0-9]{8,10}:[0-9A-Za-z_-]{35}",
+            # This project's own (store/keys.py): 43 random signs, so one of them is a capital and one is none.
+            r"loop_(?=[0-9a-z_-]{0,42}[A-Z])(?=[0-9A-Z_-]{0,42}[a-z])[0-9A-Za-z_-]{43,}",
         )
     )
     + rf"){_RIGHT}"

@@ -60,6 +60,8 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA\nq0x+/9s=\n-----END RSA
         ("Authorization: Bearer abcdef.ghijkl-123456", "Authorization: Bearer [redacted:api_key]"),
         ("Authorization: Basic dXNlcjpwYXNzd29yZA==", "Authorization: Basic [redacted:api_key]"),
         ('api_key = "abcd1234efgh5678ijkl"', 'api_key = "[redacted:api_key]"'),
+        ("loop_nnIGx-3kT_9" + "aB3" * 11, "[redacted:api_key]"),
+        (f"X-API-Key: loop_{'Ab_-' * 10}xyz.", "X-API-Key: [redacted:api_key]."),
         (r"\nsk-proj-abcdefghijklmnopqrst", r"\n[redacted:api_key]"),
         # AWS
         ("AKIAIOSFODNN7EXAMPLE", "[redacted:aws_key]"),
@@ -107,6 +109,9 @@ def test_secrets_become_markers(text: str, clean: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "loop_dagster, loop_count and for_loop_index_of_the_inner_iteration_that_has_no_capital",
+        "LOOP_GATEWAY_TIMEOUT_S, loop_GATEWAY_TIMEOUT_SECONDS_OF_EVERY_UPSTREAM_SERVER",
+        "loop_nnIGx-3kT_9 is how a key begins",
         "Order 4111 1111 1111 1112 is fine.",
         "order 41111111111111110000",
         "deadbeef4111111111111111",
@@ -245,6 +250,7 @@ SECRETS = st.one_of(
     ),
     ALPHANUMERIC.map("sk-proj-{}".format),
     ALPHANUMERIC.map("ghp_{}".format),
+    ALPHANUMERIC.map("loop_nnIG-_3{}".format),
     ALPHANUMERIC.map("hf_{}".format),
     st.text(string.ascii_uppercase + string.digits, min_size=16, max_size=16).map("AKIA{}".format),
     st.just(JWT),

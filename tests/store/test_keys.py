@@ -8,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from loop_dagster.errors import BadRequest, NotFound
+from loop_dagster.rules.redaction import redact
 from loop_dagster.store.keys import SCOPES, Keys
 from loop_dagster.store.registry import Registry
 from loop_dagster.store.schema import api_keys
@@ -67,3 +68,10 @@ def test_its_use_is_written_once_a_minute(registry: Registry) -> None:
 def test_what_no_key_can_be_is_refused(sqlite_registry: Registry, given: dict[str, object], said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         Keys(sqlite_registry).create(**given)  # type: ignore[arg-type]
+
+
+def test_every_key_that_is_made_is_one_that_redaction_knows(registry: Registry) -> None:
+    keys = Keys(registry)
+    for _ in range(20):
+        text = keys.create().text
+        assert redact(f"My key is {text}, why is it refused?")[0] == "My key is [redacted:api_key], why is it refused?"
