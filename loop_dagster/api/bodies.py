@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from loop_dagster.api.errors import PayloadTooLarge
 from loop_dagster.errors import BadRequest
 from loop_dagster.rules.canonical import doubled
+from loop_dagster.rules.wording import sentence_of
 
 #: Bytes of a body of settings or of a decision.
 SMALL: Final = 1_000_000
@@ -125,7 +126,7 @@ def checked(model: type[_T], value: dict[str, Any]) -> _T:
     try:
         return model.model_validate(value)
     except ValidationError as refused:
-        found = refused.errors(include_url=False, include_context=False, include_input=False)
+        found = refused.errors(include_url=False, include_input=False)
         field = ".".join(str(part) for part in found[0]["loc"])
         raise BadRequest(" ".join(_sentence(error, model) for error in found[:_NAMED]), field=field) from None
 
@@ -133,9 +134,9 @@ def checked(model: type[_T], value: dict[str, Any]) -> _T:
 def twice(name: str | None) -> BadRequest:
     """The refusal of a body that has a field twice in one object; a name that is no name of a field is not repeated."""
     known = {"field": name} if name is not None and len(name) <= _LONGEST_NAME else {}
-    said = f"the field {name!r}" if known else "a field"
+    which = f"the field {name!r}" if known else "a field"
     return BadRequest(
-        f"The body has {said} twice in one object, and which of the two was meant cannot be told.", **known
+        f"The body has {which} twice in one object, and which of the two was meant cannot be told.", **known
     )
 
 
@@ -154,13 +155,11 @@ def defined(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
 
 
 def _sentence(error: ErrorDetails, model: type[BaseModel]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
+        where = ".".join(str(part) for part in error["loc"])
         known = ", ".join(field.alias or name for name, field in model.model_fields.items())
         return f"{where} is not a field here{f' (known: {known})' if len(error['loc']) == 1 else ''}."
-    if error["type"] == "missing":
-        return f"{where} is needed."
-    return f"{where}: {error['msg'].removeprefix('Value error, ')}."
+    return sentence_of(error, "The body")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

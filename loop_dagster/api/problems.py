@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loop_dagster.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
 from loop_dagster.rules.quoting import answer_without_secrets
+from loop_dagster.rules.wording import sentence_of
 
 log = logging.getLogger("loop.api")
 
@@ -127,8 +128,8 @@ async def _bad_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     names = [str(one["loc"][-1]) for one in found]
-    said = " ".join(f"{name}: {one['msg']}." for name, one in zip(names, found, strict=True))
-    body = {**_envelope("BAD_REQUEST", said), "field": names[0]}
+    sentences = " ".join(sentence_of({**one, "loc": (name,)}) for name, one in zip(names, found, strict=True))
+    body = {**_envelope("BAD_REQUEST", sentences), "field": names[0]}
     return JSONResponse(_shaped(body, 400, request.url.path), 400)
 
 

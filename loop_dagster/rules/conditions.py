@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from loop_dagster.errors import BadRequest
 from loop_dagster.rules.tags import MAX_ON_SAMPLE
 from loop_dagster.rules.tags import tag as clean_tag
+from loop_dagster.rules.wording import sentence_of
 
 FeedbackWord = Literal["good", "corrected", "bad", "unreviewed"]
 #: In the order in which they are kept, whatever order they came in.
@@ -108,16 +110,15 @@ class DatasetConditions(Narrowing):
         except ValidationError as refused:
             found = refused.errors(include_url=False, include_input=False)
             field = str(found[0]["loc"][0]) if found[0]["loc"] else None
-            said = " ".join(self._sentence(error["type"], error["loc"], error["msg"]) for error in found)
-            raise BadRequest(f"{said} Nothing was saved.", **({"field": field} if field else {})) from None
+            sentences = " ".join(self._sentence(error) for error in found)
+            raise BadRequest(f"{sentences} Nothing was saved.", **({"field": field} if field else {})) from None
 
     @classmethod
     def _fields(cls) -> list[str]:
         return [field.alias or name for name, field in cls.model_fields.items()]
 
     @classmethod
-    def _sentence(cls, kind: str, place: tuple[int | str, ...], message: str) -> str:
-        where = ".".join(str(part) for part in place) or "The conditions"
-        if kind == "extra_forbidden":
-            return f"{where} is no condition (known: {', '.join(cls._fields())})."
-        return f"{where}: {message.removeprefix('Value error, ')}."
+    def _sentence(cls, error: ErrorDetails) -> str:
+        if error["type"] == "extra_forbidden":
+            return f"{'.'.join(map(str, error['loc']))} is no condition (known: {', '.join(cls._fields())})."
+        return sentence_of(error, "The conditions")

@@ -17,6 +17,7 @@ from loop_dagster.errors import BadRequest, Refused, TrainingSettingOutOfRange
 from loop_dagster.rules.conditions import FeedbackWord, Narrowing, Part
 from loop_dagster.rules.tags import MAX_ON_SAMPLE
 from loop_dagster.rules.tags import tag as clean_tag
+from loop_dagster.rules.wording import sentence_of
 
 Policy = Literal["holdout", "manual"]
 
@@ -221,13 +222,12 @@ def _refuse_minimums(edit: Mapping[str, Any]) -> None:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "The settings"
     if error["type"] == "extra_forbidden":
+        where = ".".join(str(part) for part in error["loc"])
         owner = PipelineSettings if len(error["loc"]) == 1 else _owner(str(error["loc"][0]), len(error["loc"]))
         known = ", ".join(field.alias or name for name, field in owner.model_fields.items()) if owner else ""
         return f"{where} is not a setting{f' (known: {known})' if known else ''}."
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}."
+    return sentence_of(error, "The settings")
 
 
 def _owner(part: str, depth: int) -> type[BaseModel] | None:

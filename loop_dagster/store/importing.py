@@ -70,9 +70,10 @@ def import_rows(
     """Import rows in the order given and say what became of each.
 
     A row is the bytes or the text of one JSON value, in which a number keeps its spelling, or an object that was
-    decoded before, in which it has lost it, or the Refusal of one that the caller could not read. `hold` gives the lake's lease, taken anew for each page. `waiting` says
-    which identities are stored elsewhere, waiting to reach the lake (`Inbox.identities`): they count as present.
-    `now` is when the samples are recorded, `import_id` is drawn when left out. `on_progress` gets rows done and known.
+    decoded before, in which it has lost it, or the Refusal of one that the caller could not read. `hold` gives the
+    lake's lease, taken anew for each page. `waiting` says which identities are stored elsewhere, waiting to reach the
+    lake (`Inbox.identities`): they count as present. `now` is when the samples are recorded, `import_id` is drawn when
+    left out. `on_progress` gets rows done and known.
 
     Raises BadRequest or a subclass before anything is stored: labels that cannot be tags, row ids that are not one a
     row or not unique, an unknown `default_feedback`. A page that cannot be written does not raise: the result names

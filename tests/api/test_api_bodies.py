@@ -159,3 +159,32 @@ def test_what_nobody_expected_is_answered_and_logged_without_its_message(
     assert "RuntimeError" in logged
     assert "test_api_bodies.py" in logged
     assert SECRET not in answered.text + logged
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("pipelines", {"tags": [f"t{n}" for n in range(40)]}, "tags must have at most 31 entries."),
+        ("pipelines", {"name": 3}, "name must be a text."),
+        ("pipelines", {"max_versions": 500}, "max_versions must be 100 or less."),
+        ("pipelines", {"auto_scoring": {"enabled": "yes"}}, "auto_scoring.enabled must be true or false."),
+        ("datasets", {"tags": [f"t{n}" for n in range(40)]}, "tags must have at most 32 entries."),
+        ("datasets", {"match": "most"}, "match must be 'any' or 'all'."),
+        ("traces", {"deployment_id": "x", "messages": [], "model": ""}, "model must not be empty."),
+        ("import", {"source": "x", "rows": [], "import_id": "ü"}, "import_id has a character that cannot be in it."),
+    ],
+)
+def test_a_refusal_is_in_the_projects_words(
+    api: Api, model: dict[str, str], path: str, body: dict[str, Any], told: str
+) -> None:
+    whole = {"name": "Words", **body} if path == "datasets" else {"name": "W", "model": model, **body}
+    answered = api.call("POST", f"/api/loop/{path}", json=whole if path in ("pipelines", "datasets") else body)
+    assert answered.status_code == 400
+    assert told in answered.json()["error"]["message"]
+
+
+def test_a_parameter_is_refused_in_the_projects_words_too(api: Api) -> None:
+    answered = api.call("GET", "/api/loop/traces?limit=1000&offset=x&signal=great")
+    assert answered.json()["error"]["message"] == (
+        "signal must be 'good', 'bad' or 'corrected'. limit must be 200 or less. offset must be a whole number."
+    )
