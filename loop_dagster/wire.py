@@ -17,6 +17,7 @@ from loop_dagster.store.datasets import Dataset
 from loop_dagster.store.pipelines import Pipeline
 from loop_dagster.store.records import Attempt
 from loop_dagster.store.selecting import trained_on
+from loop_dagster.store.sources import Source
 from loop_dagster.store.versions import Version
 
 
@@ -65,6 +66,18 @@ def dataset_row(dataset: Dataset, samples: Mapping[str, int], used_by: Sequence[
         "used_by": [pipeline_ref(one) for one in used_by],
         "created_at": timestamp(dataset.created_at),
         "updated_at": timestamp(dataset.updated_at),
+    }
+
+
+def source_row(source: Source) -> dict[str, Any]:
+    """How one source is recorded, with the field names of the public client's configs."""
+    return {
+        "deployment_id": source.name,
+        "enabled": source.enabled,
+        "retention_days": source.retention_days,
+        "sample_rate": source.sample_rate,
+        "tags": list(source.tags),
+        "updated_at": timestamp(source.updated_at),
     }
 
 

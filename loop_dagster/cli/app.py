@@ -15,6 +15,7 @@ from loop_dagster.cli import (
     reports,
     running,
     samples,
+    sources,
     versions,
 )
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(pipelines.app, name="pipelines", help="Create, edit, pause and delete pipelines.")
 app.add_typer(datasets.app, name="datasets", help="Save conditions on samples, see what they select, export it.")
 app.add_typer(samples.app, name="samples", help="List samples and see what each one is worth.")
+app.add_typer(sources.app, name="sources", help="Say which sources are recorded, for how long and under which tags.")
 app.add_typer(attempts.app, name="attempts", help="List attempts, see why one ended as it did, stop one.")
 app.add_typer(versions.app, name="versions", help="List what went live.")
 app.add_typer(keys.app, name="keys", help="Make, list and revoke keys of the HTTP API.")

@@ -65,7 +65,7 @@ class Sources:
         self,
         name: str,
         *,
-        enabled: bool,
+        enabled: bool | None = None,
         days: int | None = None,
         sample_rate: float | None = None,
         tags: Sequence[str] | None = None,
@@ -85,7 +85,7 @@ class Sources:
             new = {
                 "workspace": self.registry.workspace,
                 "source": name,
-                "enabled": enabled,
+                "enabled": old.enabled if enabled is None else enabled,
                 "retention_days": old.retention_days if days is None else days,
                 "sample_rate": old.sample_rate if sample_rate is None else float(sample_rate),
                 "tags": list(old.tags if clean is None else clean),

@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 
 from loop_dagster.api.bodies import Body, Sent, reader, schema_of
 from loop_dagster.api.calls import Reader, Writer, now
-from loop_dagster.store.sources import Source
-from loop_dagster.wire import timestamp
+from loop_dagster.wire import source_row
 
 router = APIRouter(prefix="/api/loop/configs", tags=["sources"])
 
@@ -30,13 +29,13 @@ class Config(Body):
 @router.get("")
 def list_configs(caller: Reader) -> dict[str, Any]:
     """Every source that was set up."""
-    return {"configs": [_row(source) for source in caller.store.sources.list()]}
+    return {"configs": [source_row(source) for source in caller.store.sources.list()]}
 
 
 @router.get("/{source:path}")
 def get_config(caller: Reader, source: str) -> dict[str, Any]:
     """One source; one that nobody set up is switched off."""
-    return {"config": _row(caller.store.sources.get(source))}
+    return {"config": source_row(caller.store.sources.get(source))}
 
 
 @router.put("/{source:path}", openapi_extra=schema_of(Config))
@@ -55,17 +54,6 @@ def put_config(
             tags=wanted.tags,
             now=now(),
         )
-        return {"config": _row(saved)}
+        return {"config": source_row(saved)}
 
     return caller.once(sent, write)
-
-
-def _row(source: Source) -> dict[str, Any]:
-    return {
-        "deployment_id": source.name,
-        "enabled": source.enabled,
-        "retention_days": source.retention_days,
-        "sample_rate": source.sample_rate,
-        "tags": list(source.tags),
-        "updated_at": timestamp(source.updated_at),
-    }
