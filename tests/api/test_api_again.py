@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -126,6 +127,20 @@ def check_together(api: Api, model: dict[str, str]) -> None:
     assert [pipeline.name for pipeline in api.store.pipelines.list()].count("Together") == 1
     last = make(api, "Together", model, once="together")
     assert (last.status_code, last.json()) == (201, answers[0].json())
+
+
+@pytest.mark.postgres
+def test_refused_calls_at_the_same_moment_are_all_refused_on_postgres(
+    tmp_path_factory: pytest.TempPathFactory, postgres_url: str
+) -> None:
+    store = open_store(Settings(home=tmp_path_factory.mktemp("pg"), registry_url=postgres_url))
+    with serving(store) as api:
+        for number in range(5):
+            sent = {"headers": {"Idempotency-Key": f"refused {number}"}, "json": {"verdict": "good"}}
+            with ThreadPoolExecutor(8) as threads:
+                calls = [threads.submit(api.call, "POST", "/api/loop/traces/none/signals", **sent) for _ in range(8)]
+            assert {call.result().status_code for call in calls} == {404}
+    store.registry.dispose()
 
 
 def test_a_call_whose_first_one_never_ends_is_told_to_come_again(
