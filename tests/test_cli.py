@@ -10,13 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from doctor_patient import mounted
 
 from loop_dagster.cli import main
+from loop_dagster.settings import Settings
+from loop_dagster.store.open import open_store
+from loop_dagster.tables import SAMPLES
 
 
 @dataclass(frozen=True)
@@ -270,3 +275,23 @@ def test_no_refusal_repeats_a_secret(loop: Loop, support: str, secret: str) -> N
             said = loop(*command, *more)
             assert said.status in (2, 4), command
             assert secret not in said.text + said.errors
+
+
+def test_an_expired_sample_is_nowhere_to_be_seen(loop: Loop, support: str, home: Path, tmp_path: Path) -> None:
+    assert loop("import", rows(tmp_path / "rows.jsonl", GOOD), "--pipeline", support).status == 0
+    store = open_store(Settings(home=home))
+    old = (
+        store.samples.whole()
+        .samples.collect()
+        .with_columns(
+            sample_id=pl.lit("0190a0a0-0000-7000-8000-000000000001"),
+            expires_at=pl.lit(datetime(2026, 1, 1, tzinfo=UTC)),
+        )
+    )
+    store.lake.append(SAMPLES, SAMPLES.frame(old.to_dicts()))
+    store.registry.dispose()
+    listed = loop("samples", "list", "--json").data
+    assert (listed["total"], len(listed["traces"])) == (1, 1)
+    [sample] = old["sample_id"]
+    for command in (["samples", "show", sample], ["feedback", sample, "good"], ["samples", "delete", sample]):
+        assert loop(*command, "--json").status == 4

@@ -150,10 +150,12 @@ def _set_keys(plans: Sequence[Planned]) -> None:
 def _put(store: Store, plans: Sequence[Planned]) -> list[Put]:
     again = {str(plan.sample.row["identity"]) for plan in plans if plan.again}
 
-    def in_lake(identities: Collection[str]) -> Mapping[str, str]:
-        return store.samples.find_identities([one for one in identities if one in again])
+    now = datetime.now(UTC)
 
-    return store.inbox.put_samples([plan.sample for plan in plans], in_lake=in_lake, now=datetime.now(UTC))
+    def in_lake(identities: Collection[str]) -> Mapping[str, str]:
+        return store.samples.find_identities([one for one in identities if one in again], now)
+
+    return store.inbox.put_samples([plan.sample for plan in plans], in_lake=in_lake, now=now)
 
 
 def _answered(put: Put) -> Answer:

@@ -74,7 +74,7 @@ def find(store: Store, filters: Filters, now: datetime, *, limit: int, offset: i
     states = None
     if filters.pipeline is not None:
         states = states_of(store, find_pipeline(store, filters.pipeline).pipeline, now)
-    frames = store.samples.whole()
+    frames = store.samples.whole(now)
     keep = [
         *([_is_in(states.select(id_key())["id_key"])] if states is not None else []),
         *([_is_in(_taken(store, filters.attempt, filters.split))] if filters.attempt is not None else []),
@@ -92,7 +92,7 @@ def find(store: Store, filters: Filters, now: datetime, *, limit: int, offset: i
         samples = samples.filter(holds(filters.text))
     matching = samples.select("sample_id", "created_at")
     if filters == Filters():
-        total, page = store.samples.count(), _newest(matching, limit, offset)
+        total, page = store.samples.count(now), _newest(matching, limit, offset)
     else:
         rows = matching.collect()
         total, page = rows.height, _newest(rows.lazy(), limit, offset)

@@ -54,7 +54,7 @@ def list_(
         raise BadRequest("--state needs --pipeline: a sample's state is its state in one pipeline.")
     states = states_of(store, store.pipelines.get(pipeline), now()) if pipeline else None
     ids = _chosen(store, states, state, attempt, split)
-    total = store.samples.count() if states is None and attempt is None else ids.select(pl.len()).collect().item()
+    total = store.samples.count(now()) if states is None and attempt is None else ids.select(pl.len()).collect().item()
     page = ids.top_k(offset + limit, by="sample_id").collect()["sample_id"].sort(descending=True).slice(offset, limit)
     rows = _rows(store, page, states)
     if as_json:
@@ -81,7 +81,7 @@ def list_(
 def show(sample: Annotated[str, typer.Argument(help="A sample's id.")], as_json: AsJson = False) -> None:
     """One sample with its conversation, feedback and tags."""
     store = opened()
-    row = store.samples.get(sample)
+    row = store.samples.get(sample, now())
     if row is None:
         raise NotFound("sample", sample)
     turns: list[dict[str, Any]] = json.loads(str(row["messages"]))
@@ -126,7 +126,7 @@ def delete(
     """
     store = opened()
     for sample in samples:
-        if store.samples.get(sample) is None:
+        if store.samples.get(sample, now()) is None:
             raise NotFound("sample", sample)
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm(f"Delete {len(samples)} samples for good?", abort=True)
@@ -158,7 +158,7 @@ def feedback(
         raise BadRequest("corrected and gold need --answer, the right answer; good and bad take none.")
     if answer is not None and not answer.strip():
         raise BadRequest("--answer is empty; there is nothing to learn from it. Say bad, or give the right answer.")
-    if store.samples.get(sample) is None:
+    if store.samples.get(sample, now()) is None:
         raise NotFound("sample", sample)
     row = feedback_row(sample, STORED[verdict], answer, reason, now())
     store.inbox.put_feedback([row], now=now())
@@ -177,10 +177,11 @@ def _chosen(
             raise BadRequest(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")
         mine = pl.col("attempt") == store.attempts.find(attempt).key
         roles = pl.col("role").is_in(SPLITS[split])
-        return store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id")
+        took = store.lake.scan(SELECTIONS).filter(mine & roles).select("sample_id")
+        return took.join(store.samples.keys(now()).samples, on="sample_id", how="semi")
     if states is not None:
         return (states.filter(pl.col("state") == state) if state else states).lazy().select("sample_id")
-    return store.samples.keys().samples.select("sample_id")
+    return store.samples.keys(now()).samples.select("sample_id")
 
 
 def _rows(store: Store, ids: pl.Series, states: pl.DataFrame | None) -> list[dict[str, Any]]:

@@ -68,8 +68,11 @@ class Capturing:
         self.registry = registry
         self._key: bytes | None = None
 
-    def look(self, source: str, tags: Sequence[str], identity: str | None) -> Look:
-        """One read of everything that consent depends on; `identity` of a request id that may have come before."""
+    def look(self, source: str, tags: Sequence[str], identity: str | None, now: datetime) -> Look:
+        """One read of everything that consent depends on; `identity` of a request id that may have come before.
+
+        A first sample that has expired is none.
+        """
         workspace = self.registry.workspace
         with self.registry.read() as connection:
             row = (
@@ -89,13 +92,15 @@ class Capturing:
                         known.update(tag for tag in settings.get("tags", ()) if tag in tags)
             first = None
             if identity is not None:
-                first = connection.execute(
-                    sa.select(inbox.c.sample_id).where(
+                waiting = connection.execute(
+                    sa.select(inbox.c.sample_id, inbox.c.payload).where(
                         inbox.c.workspace == workspace,
                         inbox.c.table_name == SAMPLES.name,
                         inbox.c.row_key == identity,
                     )
-                ).scalar()
+                ).one_or_none()
+                if waiting is not None and datetime.fromisoformat(str(waiting.payload["expires_at"])) > now:
+                    first = waiting.sample_id
         return Look(Source(source) if row is None else source_of(row), frozenset(known), first)
 
     # ids

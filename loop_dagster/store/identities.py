@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,11 @@ class Identities:
         self._known: dict[str, Hashes] = {}
         self._lock = threading.Lock()
 
-    def find(self, identities: Collection[str]) -> dict[str, str]:
-        """Those of the identities that the newest version has, with the ids of their samples."""
+    def find(self, identities: Collection[str], now: datetime | None = None) -> dict[str, str]:
+        """Those of the identities that the newest version has, with the ids of their samples.
+
+        With `now`, those of expired samples are not among them.
+        """
         snapshot = self._lake.snapshot(SAMPLES) if identities else None
         if snapshot is None:
             return {}
@@ -41,6 +45,8 @@ class Identities:
         if not maybe:
             return {}
         among = pl.col("identity").is_in(asked.implode())
+        if now is not None:
+            among &= pl.col("expires_at") > now
         rows = self._lake.scan_files(SAMPLES, maybe).filter(among).select("identity", "sample_id").collect()
         return dict(rows.iter_rows())
 

@@ -324,7 +324,9 @@ class _Run:
 
     def _present(self, samples: pl.DataFrame, *, by_row_id: bool) -> dict[str, str]:
         """Ids of the samples that are in the lake, by identity. Runs under the lease."""
-        rows = self._lake.scan(SAMPLES).filter(pl.col("source") == self._options.source)
+        # What has expired is nobody's any more: its row comes in again, as it does after the next upkeep.
+        here = (pl.col("source") == self._options.source) & (pl.col("expires_at") > self._options.now)
+        rows = self._lake.scan(SAMPLES).filter(here)
         if not by_row_id:
             # Delta keeps minima and maxima of both, so an import does not read the files of others, nor its own pages.
             low, high = samples["position"].min(), samples["position"].max()

@@ -136,7 +136,8 @@ class Inbox:
     ) -> list[Put]:
         """`put_sample` for several at once, in one transaction; `in_lake` gives those of the identities that it has.
 
-        Two with one identity are the first and its repeat.
+        Two with one identity are the first and its repeat. With `now`, a sample that has expired and waits here makes
+        room for the one that comes with its identity; `in_lake` leaves expired ones out itself.
         """
         wanted = [
             [self._entry(SAMPLES, one.row, now), *self._entries(one.feedback, one.labels, now)] for one in samples
@@ -145,6 +146,10 @@ class Inbox:
         while True:
             with self.registry.read() as connection:
                 waiting, drained = self._ids(connection, keys), self._last_finished(connection)
+                over = self._expired(connection, waiting, now)
+            if over:
+                self._make_room(over)
+                continue
             found = in_lake([key for key in keys if key not in waiting])
             with self.registry.write() as connection:
                 self._lock(connection, shared=True)
@@ -357,6 +362,22 @@ class Inbox:
             )
             found |= {row.row_key: row.sample_id for row in connection.execute(query)}
         return found
+
+    def _expired(self, connection: sa.Connection, waiting: Mapping[str, str], now: datetime | None) -> list[str]:
+        """Ids of those of the samples, by identity, whose time is over."""
+        if now is None or not waiting:
+            return []
+        frames = self._read(
+            connection,
+            sa.and_(self._mine(), inbox.c.table_name == SAMPLES.name, inbox.c.row_key.in_(list(waiting))),
+        )
+        return frames[SAMPLES.name].filter(pl.col("expires_at") <= now).get_column("sample_id").to_list()
+
+    def _make_room(self, expired: Sequence[str]) -> None:
+        """Take expired samples out of the inbox; upkeep removes one that a drain has read meanwhile."""
+        with self.registry.write() as connection:
+            self._lock(connection)
+            connection.execute(sa.delete(inbox).where(self._mine(), inbox.c.sample_id.in_(list(expired))))
 
     def _labels_moved(self, connection: sa.Connection, seen: LabelsSeen) -> bool:
         """Whether there may be a row about the sample's labels that is not among the seen ones.

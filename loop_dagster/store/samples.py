@@ -1,4 +1,4 @@
-"""The one reader of samples: lake and inbox together, deleted ones left out.
+"""The one reader of samples: lake and inbox together, deleted ones left out, and expired ones for who says when.
 
 Belongs here: frames of keys for the rules, texts for the few samples that an attempt copies, and the pages that people
 look at. Does not belong here: any rule about what a sample is worth (rules/) and any write (intake.py).
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import polars as pl
 
 from loop_dagster.rules.feedback import COLUMNS as FEEDBACK_COLUMNS
 from loop_dagster.rules.selection import SAMPLE_COLUMNS
+from loop_dagster.store.expiring import Expiring
 from loop_dagster.store.identities import Identities
 from loop_dagster.store.inbox import Inbox
 from loop_dagster.store.lake import Lake
@@ -49,27 +51,37 @@ class Samples:
         self._lake = lake
         self._inbox = inbox
         self._identities = Identities(lake)
+        self._expiring = Expiring(lake)
 
-    def keys(self) -> KeyFrames:
-        """Every column but text of the three tables, one row per id."""
-        frames = self._frames(text=False)
+    def keys(self, now: datetime | None = None) -> KeyFrames:
+        """Every column but text of the three tables, one row per id.
+
+        With `now`, samples that have expired are left out; feedback and labels of theirs are about nobody then.
+        """
+        frames = self._frames(text=False, now=now)
         return KeyFrames(samples=frames[SAMPLES.name], feedback=frames[FEEDBACK.name], labels=frames[LABELS.name])
 
-    def whole(self) -> KeyFrames:
+    def whole(self, now: datetime | None = None) -> KeyFrames:
         """The same three tables with their text columns."""
-        frames = self._frames(text=True)
+        frames = self._frames(text=True, now=now)
         return KeyFrames(samples=frames[SAMPLES.name], feedback=frames[FEEDBACK.name], labels=frames[LABELS.name])
 
-    def count(self) -> int:
-        """How many samples there are: what the lake's log says, and a look at the few that wait or are deleted."""
+    def count(self, now: datetime | None = None) -> int:
+        """How many samples there are, at `now` without those that have expired: what the lake's log says, and a look at
+        the few that wait, are deleted or have expired."""
         dead = pl.Series(self._inbox.tombstones(), dtype=pl.String)
-        waiting = self._inbox.waiting_frames()[SAMPLES.name].get_column("sample_id")
+        expired = pl.lit(value=False) if now is None else pl.col("expires_at") <= now
+        waiting = self._inbox.waiting_frames()[SAMPLES.name].filter(~expired).get_column("sample_id")
         waiting = waiting.filter(~waiting.is_in(dead.implode()))
         lake = self._lake.snapshot(SAMPLES)
         if lake is None:
             return waiting.len()
-        there = sum(_there(lake.frame, "sample_id", ids).len() for ids in (waiting, dead))
-        return lake.rows + waiting.len() - there
+        there = _there(lake.frame, "sample_id", waiting).len()
+        gone = _there(lake.frame, "sample_id", dead)
+        if now is not None and (names := self._expiring.files(lake.files, now)):
+            over = self._lake.scan_files(SAMPLES, names).filter(expired).select("sample_id").collect()
+            gone = pl.concat([gone, over.get_column("sample_id")])
+        return lake.rows - gone.n_unique() + waiting.len() - there
 
     def lesson_texts(self, lessons: pl.DataFrame) -> pl.DataFrame:
         """Texts of what each sample teaches, in the order of `lessons`.
@@ -101,12 +113,16 @@ class Samples:
         """Id of the sample in the lake that has this identity, None if there is none."""
         return self._identities.find([identity]).get(identity)
 
-    def find_identities(self, identities: Collection[str]) -> dict[str, str]:
-        """Those of the identities that the lake has, with the ids of their samples."""
-        return self._identities.find(identities)
+    def find_identities(self, identities: Collection[str], now: datetime | None = None) -> dict[str, str]:
+        """Those of the identities that the lake has, with the ids of their samples.
 
-    def get(self, sample_id: str) -> dict[str, object] | None:
-        """One sample with its text, its feedback (oldest first) and its labels; None if it is not there.
+        With `now`, the identity of a sample that has expired is free again.
+        """
+        return self._identities.find(identities, now)
+
+    def get(self, sample_id: str, now: datetime | None = None) -> dict[str, object] | None:
+        """One sample with its text, its feedback (oldest first) and its labels; None if it is not there, or with `now`
+        if it has expired.
 
         Cheap, however many there are: one that waits in the inbox is read by its id alone, since nothing about it can
         have left before it, and of the lake statistics leave one stretch of rows.
@@ -124,7 +140,7 @@ class Samples:
                 for table, rows in zip(tables, stored, strict=True)
             }
         rows = found[SAMPLES.name].to_dicts()
-        if not rows:
+        if not rows or (now is not None and rows[0]["expires_at"] <= now):
             return None
         return {
             **rows[0],
@@ -132,16 +148,26 @@ class Samples:
             "labels": found[LABELS.name].sort("created_at", "label_id").to_dicts(),
         }
 
-    def _frames(self, *, text: bool) -> dict[str, pl.LazyFrame]:
+    def _frames(self, *, text: bool, now: datetime | None) -> dict[str, pl.LazyFrame]:
         dead = self._inbox.tombstones()
         waiting = self._inbox.waiting_frames()
-        return {
-            table.name: self._frame(table, waiting[table.name], dead, text) for table in (SAMPLES, FEEDBACK, LABELS)
-        }
+        lake = self._lake.snapshot(SAMPLES)
+        found = {SAMPLES.name: SAMPLES.empty().lazy() if lake is None else lake.frame}
+        found |= {table.name: self._lake.scan(table) for table in (FEEDBACK, LABELS)}
+        tables = (SAMPLES, FEEDBACK, LABELS)
+        frames = {t.name: self._frame(t, found[t.name], waiting[t.name], dead, text) for t in tables}
+        if now is not None:
+            over = pl.col("expires_at") <= now
+            # Mostly nothing has expired since the last upkeep, and then nobody needs to read when anything does.
+            in_lake = lake is not None and bool(self._expiring.files(lake.files, now))
+            if in_lake or waiting[SAMPLES.name].select(over.any()).item():
+                frames[SAMPLES.name] = frames[SAMPLES.name].filter(~over)
+        return frames
 
-    def _frame(self, table: Table, waiting: pl.DataFrame, dead: Sequence[str], text: bool) -> pl.LazyFrame:
+    def _frame(
+        self, table: Table, lake: pl.LazyFrame, waiting: pl.DataFrame, dead: Sequence[str], text: bool
+    ) -> pl.LazyFrame:
         columns = [column.name for column in table.columns if text or column.kind != "text" or column.name in _KEYS]
-        lake = self._lake.scan(table)
         frame = lake.select(columns)
         if waiting.height:
             # Rows never change, so of one that is in both places either may count; to look for the few that wait is

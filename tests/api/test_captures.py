@@ -58,7 +58,7 @@ def planned(text: str, *, request: str | None = None, **columns: Any) -> Planned
         tools=None,
         flag=None,
         now=NOW,
-        expires_at=NOW,
+        expires_at=datetime(2126, 6, 1, tzinfo=UTC),
         keyed=False,
     )
     return Planned(NewSample({**row, "sample_id": sample_id, **columns}), again=request is not None)

@@ -58,7 +58,7 @@ def sample(dice: random.Random, number: int) -> dict[str, Any]:
         "bytes": 80,
         "flag": None,
         "created_at": moment,
-        "expires_at": moment + timedelta(days=30),
+        "expires_at": dice.choice([*[moment + timedelta(days=30)] * 5, NOW, NOW - timedelta(hours=1)]),
     }
 
 
@@ -182,7 +182,7 @@ def meets(world: World, row: dict[str, Any], filters: Filters) -> bool:
 
 
 def expected(world: World, filters: Filters) -> list[str]:
-    rows = [row for row in world.samples if meets(world, row, filters)]
+    rows = [row for row in world.samples if row["expires_at"] > NOW and meets(world, row, filters)]
     return [row["sample_id"] for row in sorted(rows, key=lambda row: (row["created_at"], row["sample_id"]))][::-1]
 
 

@@ -101,20 +101,23 @@ def test_an_id_can_stand_for_an_earlier_one(registry: Registry) -> None:
 
 def test_one_look_says_what_consent_depends_on(registry: Registry) -> None:
     capturing, pipelines, sources = Capturing(registry), Pipelines(registry), Sources(registry)
-    assert capturing.look("gpt", ["support"], None).source.enabled is False
+    assert capturing.look("gpt", ["support"], None, NOW).source.enabled is False
     made = pipelines.create(
         "Support", model_id="m", model_digest="d" * 64, now=NOW, settings=PipelineSettings(tags=("billing",))
     )
     sources.put("gpt", enabled=True, tags=["x"], days=3, now=NOW)
-    found = capturing.look("gpt", ["support", "billing", "nobody"], "identity")
+    found = capturing.look("gpt", ["support", "billing", "nobody"], "identity", NOW)
     assert (found.source.enabled, found.source.tags, found.source.retention_days) == (True, ("x",), 3)
     assert found.known == {"support", "billing"}
     assert found.first_id is None
     sample = new("one")
     Inbox(registry).put_samples([sample], in_lake=nothing, now=NOW)
-    assert capturing.look("gpt", [], str(sample.row["identity"])).first_id == sample.row["sample_id"]
+    assert capturing.look("gpt", [], str(sample.row["identity"]), NOW).first_id == sample.row["sample_id"]
+    over = sample.row["expires_at"]
+    assert isinstance(over, datetime)
+    assert capturing.look("gpt", [], str(sample.row["identity"]), over).first_id is None
     pipelines.delete(made.pipeline_id, now=NOW)
-    assert capturing.look("gpt", ["support", "billing"], None).known == frozenset()
+    assert capturing.look("gpt", ["support", "billing"], None, NOW).known == frozenset()
 
 
 # counters

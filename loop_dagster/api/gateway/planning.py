@@ -53,7 +53,7 @@ def plan(call: Call) -> Plan:
     asked_before = None
     if call.request_id is not None:
         asked_before = canonical.identity("request", call.model, call.request_id)
-    look = store.capturing.look(call.model, fit, asked_before)
+    look = store.capturing.look(call.model, fit, asked_before, now)
     source = look.source
     known = [word for word in fit if word in look.known]
     unknown = (*(word for word in fit if word not in look.known), *unfit)

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -232,7 +232,10 @@ class Recorder:
 
     def _put(self, store: Store, rows: Sequence[NewSample], now: datetime) -> None:
         """Store samples together; one that cannot be stored takes no other with it."""
-        find = store.samples.find_identities
+
+        def find(identities: Collection[str]) -> Mapping[str, str]:
+            return store.samples.find_identities(identities, now)
+
         try:
             puts = self._until_done(lambda: store.inbox.put_samples(rows, in_lake=find, now=now))
         except Exception:
@@ -298,7 +301,7 @@ class Recorder:
 def warm_up(store: Store, recorder: Recorder) -> None:
     """Read and compute what the first call needs, and store nothing. Raises RegistryUnavailable and its kin."""
     now = datetime.now(UTC)
-    look = store.capturing.look("", [], "")
+    look = store.capturing.look("", [], "", now)
     store.capturing.new_id(now)
     recorder.takes_writes(store)
     turn = {"role": "user", "content": "a@b.example"}

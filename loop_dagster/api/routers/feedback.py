@@ -117,7 +117,7 @@ def give_signal(
         return _on_labels(caller.store, lambda: read_issued(caller.store, trace_id, now()), give)
 
     def show(done: Row) -> dict[str, Any]:
-        rows = feedback_of(read_sample(caller.store, trace_id))
+        rows = feedback_of(read_sample(caller.store, trace_id, now()))
         return {"signal": next(signal(row) for row in rows if row["feedback_id"] == done["feedback_id"])}
 
     return caller.once_in(sent, write, status=201, show=show)
@@ -153,9 +153,9 @@ def put_labels(
                 caller.store.inbox.put(labels=rows, now=now(), then=lambda within: keep(within, {}), seen=seen)
             return {}
 
-        return _on_labels(caller.store, lambda: read_sample(caller.store, trace_id), put)
+        return _on_labels(caller.store, lambda: read_sample(caller.store, trace_id, now()), put)
 
-    return caller.once_in(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id)))
+    return caller.once_in(sent, write, show=lambda _done: _labels(read_sample(caller.store, trace_id, now())))
 
 
 @router.delete("/traces/{trace_id}/labels/{label:path}")
@@ -163,7 +163,7 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
     """Take a tag off a sample, or with `key` the attribute that has this value."""
 
     def write(keep: Keep) -> dict[str, Any]:
-        have = labels_of(read_sample(caller.store, trace_id))
+        have = labels_of(read_sample(caller.store, trace_id, now()))
         name = (tag(key or label), bool(key))
         found = have.get(name)
         if found is None or (key and found["value"] != label):
@@ -173,7 +173,7 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
         return {}
 
     def show(_done: Row) -> dict[str, Any]:
-        return {"deleted": True, **_labels(read_sample(caller.store, trace_id))}
+        return {"deleted": True, **_labels(read_sample(caller.store, trace_id, now()))}
 
     return caller.once_in(sent, write, show=show)
 
@@ -182,7 +182,7 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
 def list_labels(caller: Reader) -> dict[str, Any]:
     """Every tag and attribute of the workspace, with how many samples carry it and under which parents."""
     with WHOLE_READS:
-        keys = caller.store.samples.keys()
+        keys = caller.store.samples.keys(now())
         here = keys.samples.select(id_key()).collect()["id_key"]
         rows = (
             carried(keys.labels)

@@ -31,15 +31,16 @@ SOURCES: Final[Mapping[str, str]] = {"here": "human", "import": "human", "judge"
 Row = Mapping[str, Any]
 
 
-def read_sample(store: Store, sample_id: str) -> dict[str, Any]:
-    """A sample with its text, its feedback and its labels, the oldest first. Raises NotFound.
+def read_sample(store: Store, sample_id: str, now: datetime) -> dict[str, Any]:
+    """A sample with its text, its feedback and its labels, the oldest first. Raises NotFound, also for one that has
+    expired at `now`.
 
     An id that the gateway gave for a request id which had come before means that one's first sample.
     """
     fits = _SAMPLE_ID.fullmatch(sample_id) is not None
-    found = store.samples.get(sample_id) if fits else None
+    found = store.samples.get(sample_id, now) if fits else None
     if found is None and fits and (first := store.capturing.first_of(sample_id)) is not None:
-        found = store.samples.get(first)
+        found = store.samples.get(first, now)
     if found is None:
         raise NotFound("sample", sample_id)
     return found
@@ -53,7 +54,7 @@ def read_issued(store: Store, sample_id: str, now: datetime) -> dict[str, Any]:
     patience = time.monotonic() + ON_ITS_WAY_S
     while True:
         try:
-            return read_sample(store, sample_id)
+            return read_sample(store, sample_id, now)
         except NotFound:
             if not store.capturing.on_its_way(sample_id, now):
                 raise

@@ -22,7 +22,7 @@ SOURCES: Final = {"here": "human", "import": "human", "judge": "judge"}
 
 def stats(store: Store, now: datetime) -> dict[str, Any]:
     """How much there is and what people said of it."""
-    keys = store.samples.keys()
+    keys = store.samples.keys(now)
     samples = keys.samples.select(
         id_key(), "created_at", pl.col("answer_key").is_not_null().alias("answered")
     ).collect()
