@@ -20,7 +20,8 @@ def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model
     loop = installation.loop
     made = loop(
         *("pipelines", "create", "--name", "Facts", "--model", str(tiny_model)),
-        *("--epochs", "5", "--learning-rate", "0.005", "--json"),
+        # Enough passes for every seed: a pipeline draws its own.
+        *("--epochs", "10", "--learning-rate", "0.005", "--json"),
     )
     assert made.data["tag"] == "facts"
 
