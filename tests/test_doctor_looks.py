@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from doctor_patient import SECRET, Patient
 from packaging.requirements import Requirement
 
@@ -25,6 +27,7 @@ from loop_dagster.doctor.installation import Installation, kind_of
 from loop_dagster.doctor.programs import misfit, python_fits
 from loop_dagster.doctor.settings import nearest
 from loop_dagster.settings import Settings
+from loop_dagster.store.schema import leases
 
 ROOT = Path(__file__).parent.parent
 
@@ -233,3 +236,12 @@ def test_every_code_stands_in_the_manual() -> None:
         codes |= set(re.findall(r"\"((?:registry|template|artifact|package|model)_[a-z]+)\" (?:if|else)", text))
     assert len(codes) > 60
     assert {code for code in codes if f"`{code}`" not in manual} == set()
+
+
+def test_what_a_killed_worker_left_of_an_attempt_that_has_ended_is_no_matter(patient: Patient) -> None:
+    store = patient.open()
+    [attempt] = store.attempts.list()
+    store.leases.take(f"attempt/{attempt.run_id}")
+    with store.registry.write() as connection:
+        connection.execute(sa.update(leases).values(heartbeat_at=datetime.now(UTC) - timedelta(hours=2)))
+    assert patient.doctor().but_fine() == {}

@@ -97,11 +97,11 @@ def test_a_pipe_is_written_to_and_stays_one(loop: Loop, store: Store, tmp_path: 
     assert pipe.is_fifo()
 
 
-def test_a_folder_that_cannot_be_written_is_named(loop: Loop, store: Store) -> None:
+def test_a_folder_that_is_not_there_is_named(loop: Loop, store: Store) -> None:
     compared(store, questions(1))
     said = loop("report", "1", "--html", "--out", "nowhere/page.html", "--json")
-    assert (said.status, said.data["error"]["code"]) == (1, "OS_ERROR")
-    assert "nowhere" in said.data["error"]["message"]
+    assert (said.status, said.data["error"]["code"]) == (2, "BAD_REQUEST")
+    assert said.data["error"]["message"].startswith("There is no folder 'nowhere'")
 
 
 def test_json_has_the_names_and_types_of_the_client(loop: Loop, store: Store) -> None:

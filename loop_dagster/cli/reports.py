@@ -67,6 +67,8 @@ def _replace(path: Path, content: bytes) -> None:
     """Write a file whole or not at all; what is no ordinary file (a device, a pipe) is written to as it is."""
     if path.is_dir():
         raise BadRequest(f"--out names the folder {str(path)!r}; add the name of a file to it.")
+    if not path.absolute().parent.is_dir():
+        raise BadRequest(f"There is no folder {str(path.parent)!r}: make it, or name another place with --out.")
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return

@@ -5,6 +5,7 @@ Belongs here: the registry's rows about work. Does not belong here: Dagster's vi
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Final
 from loop_dagster.doctor.clock import words
 from loop_dagster.doctor.findings import Finding, fine, note, warning
 from loop_dagster.doctor.installation import Installation, is_alive
+from loop_dagster.errors import NotFound
 from loop_dagster.rules.schedule import wait_after
 from loop_dagster.store.leases import Lease
 from loop_dagster.store.records import Attempt
@@ -23,7 +25,7 @@ _HOLDER: Final = re.compile(r"([\w.-]+):(\d+)\)?$")
 
 def leases(installation: Installation) -> Iterator[Finding]:
     """Leases that nobody beats any more. They end by themselves; what they stood for may be half done."""
-    stale = installation.store.leases.expired()
+    stale = [lease for lease in installation.store.leases.expired() if not _is_over(installation, lease)]
     for lease in stale:
         process = _process(lease)
         ago = words(installation.now - lease.heartbeat_at)
@@ -41,6 +43,16 @@ def leases(installation: Installation) -> Iterator[Finding]:
         )
     if not stale:
         yield fine("leases", "leases", found="none is stale")
+
+
+def _is_over(installation: Installation, lease: Lease) -> bool:
+    """Whether a lease is of an attempt that has ended: what a killed worker left of it holds nothing up."""
+    kind, _, run_id = lease.name.partition("/")
+    if kind != "attempt":
+        return False
+    with contextlib.suppress(NotFound):
+        return installation.store.attempts.get(run_id).ended
+    return False
 
 
 def attempts(installation: Installation) -> Iterator[Finding]:

@@ -306,7 +306,8 @@ def _chance_bar(wins: int, losses: int) -> Bar:
     got = binomial_tail(wins, wins + losses)
     if got is None:
         return Bar("beyond_chance", "Wins must be beyond chance; no sample was decided.", CHANCE, None, False)
-    what = f"Chance alone must win that often less than one time in twenty; it does so with probability {got:.4f}."
+    share = f"{got:.4f}" if got >= 0.0001 else "below 0.0001"
+    what = f"Chance alone must win that often less than one time in twenty; it does so with probability {share}."
     return Bar("beyond_chance", what, CHANCE, rounded(got), rounded(got) < CHANCE)
 
 
