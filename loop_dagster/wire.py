@@ -49,6 +49,11 @@ def pipeline_ref(pipeline: Pipeline) -> dict[str, str]:
     return {"rule_id": pipeline.pipeline_id, "name": pipeline.name}
 
 
+def rebuilds(learned: Sequence[Pipeline]) -> list[dict[str, str]]:
+    """What a deletion says of the pipelines whose live version learned what was deleted."""
+    return [{"pipeline_id": one.pipeline_id, "pipeline_name": one.name} for one in learned]
+
+
 def dataset_refs(datasets: Sequence[Dataset]) -> list[dict[str, str]]:
     """A pipeline's datasets as `PipelineDatasetRef`."""
     return [{"id": one.dataset_id, "name": one.name} for one in datasets]

@@ -17,11 +17,12 @@ from typing import Any
 import polars as pl
 import pytest
 from doctor_patient import mounted
+from report_world import compared, questions
 
 from loop_dagster.cli import main
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import open_store
-from loop_dagster.tables import SAMPLES
+from loop_dagster.tables import SAMPLES, SELECTIONS
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,12 @@ def test_import_counts_and_feedback_changes_a_state(loop: Loop, support: str, tm
 def test_a_deleted_sample_is_gone_at_once(loop: Loop, support: str, tmp_path: Path) -> None:
     file = rows(tmp_path / "rows.jsonl", GOOD, {"prompt": "Open?", "completion": "Perhaps."})
     one, other = loop("import", file, "--pipeline", support, "--json").data["trace_ids"]
-    assert loop("samples", "delete", one, "--json").data == {"deleted": True, "trace_ids": [one], "purged": True}
+    assert loop("samples", "delete", one, "--json").data == {
+        "deleted": True,
+        "trace_ids": [one],
+        "purged": True,
+        "rebuilds": [],
+    }
     assert [row["trace_id"] for row in loop("samples", "list", "--json").data["traces"]] == [other]
     assert loop("samples", "delete", one, "--json").status == 4
 
@@ -295,3 +301,22 @@ def test_an_expired_sample_is_nowhere_to_be_seen(loop: Loop, support: str, home:
     [sample] = old["sample_id"]
     for command in (["samples", "show", sample], ["feedback", sample, "good"], ["samples", "delete", sample]):
         assert loop(*command, "--json").status == 4
+
+
+def test_a_deletion_names_what_owes_a_rebuild(loop: Loop, support: str, home: Path, tmp_path: Path) -> None:
+    both = [{**GOOD, "prompt": "One"}, {**GOOD, "prompt": "Two"}, {**GOOD, "prompt": "Three"}]
+    assert loop("import", rows(tmp_path / "rows.jsonl", *both), "--pipeline", support).status == 0
+    one, two, three = (row["trace_id"] for row in loop("samples", "list", "--json").data["traces"])
+    store = open_store(Settings(home=home))
+    went_live = compared(store, questions(3), name="Live one", state="promoting")
+    taken = store.lake.scan(SELECTIONS).filter(pl.col("attempt") == went_live.key).collect()
+    ids = taken.filter(pl.col("role") == "train")["sample_id"][:2]
+    named = dict(zip(ids, (one, two), strict=True))
+    store.lake.replace_attempt(SELECTIONS, went_live.key, taken.with_columns(pl.col("sample_id").replace(named)))
+    store.versions.promote(
+        went_live.run_id, base_digest="b" * 64, adapters=["a" * 64], expect_live=None, now=datetime.now(UTC)
+    )
+    store.registry.dispose()
+    owes = [{"pipeline_id": went_live.pipeline_id, "pipeline_name": "Live one"}]
+    assert loop("samples", "delete", three, one, "--json").data["rebuilds"] == owes
+    assert "What is live of Live one learned from them and owes a rebuild" in loop("samples", "delete", two, "-y").text

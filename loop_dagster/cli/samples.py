@@ -19,8 +19,9 @@ from loop_dagster.store.leases import this_process
 from loop_dagster.store.open import Store
 from loop_dagster.store.purging import purge_deleted
 from loop_dagster.store.samples import among
+from loop_dagster.store.selecting import live_that_learned
 from loop_dagster.tables import SELECTIONS
-from loop_dagster.wire import timestamp
+from loop_dagster.wire import rebuilds, timestamp
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -130,15 +131,19 @@ def delete(
             raise NotFound("sample", sample)
     if not (yes or as_json) and sys.stdin.isatty():
         typer.confirm(f"Delete {len(samples)} samples for good?", abort=True)
+    learned = live_that_learned(store, *samples)
     store.inbox.add_tombstones(samples, now=now())
     try:
         waiting = purge_deleted(store, holder=f"loop samples delete ({this_process()})").waiting
     except LeaseBusy:
         waiting = len(samples)
     if as_json:
-        emit_json({"deleted": True, "trace_ids": samples, "purged": waiting == 0})
+        emit_json({"deleted": True, "trace_ids": samples, "purged": waiting == 0, "rebuilds": rebuilds(learned)})
         return
     out.print(f"Deleted {len(samples):,} samples: nobody sees them any more.")
+    for pipeline in learned:
+        said = "learned from them and owes a rebuild without them, which this version does not start by itself yet."
+        out.print(f"What is live of {pipeline.name} {said}", markup=False)
     if waiting:
         out.print("The text of some leaves the files once the step that works with them has ended (job upkeep).")
 

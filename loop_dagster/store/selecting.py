@@ -81,15 +81,15 @@ def trained_pairs(store: Store, pipeline: Pipeline) -> pl.LazyFrame:
     return _took(store, pipeline, numbers).select(list(TRAINED_SCHEMA))
 
 
-def live_that_learned(store: Store, sample_id: str) -> list[Pipeline]:
-    """The pipelines whose live version was trained on a sample: each owes a rebuild once the sample is deleted.
+def live_that_learned(store: Store, *sample_ids: str) -> list[Pipeline]:
+    """The pipelines whose live version was trained on any of the samples: each owes a rebuild once these are deleted.
 
     A version is trained from the base on everything at once, so its own attempt's rows are all that it learned.
     """
     live = {store.attempts.get(one.run_id).key: one.pipeline_id for one in store.versions.all_live().values()}
     if not live:
         return []
-    here = (pl.col("sample_id") == sample_id) & pl.col("role").is_in(["train", "check"])
+    here = pl.col("sample_id").is_in(sample_ids) & pl.col("role").is_in(["train", "check"])
     rows = store.lake.scan(SELECTIONS).filter(pl.col("attempt").is_in(list(live)) & here)
     learned = {live[attempt] for attempt in rows.select("attempt").collect()["attempt"]}
     return [one for one in store.pipelines.list() if one.pipeline_id in learned]

@@ -340,6 +340,9 @@ def test_feedback_on_a_stream_that_still_runs_is_told_to_come_again(world: World
         assert int(early.headers["retry-after"]) >= 1
         read = world.api.call("GET", f"/api/loop/traces/{sample}/signals")
         assert (read.status_code, read.json()["error"]["code"]) == (409, "SAMPLE_NOT_YET_RECORDED")
+        kept = world.api.call("DELETE", f"/api/loop/traces/{sample}")
+        assert (kept.status_code, kept.json()["error"]["code"]) == (409, "SAMPLE_NOT_YET_RECORDED")
+        assert int(kept.headers["retry-after"]) >= 1
         list(answered.iter_raw())
     assert world.api.client.loop.upvote(sample)["verdict"] == "accepted"
     made_up = "01a229ba-676e-7d5d-86f2-8dbb49d9547f"
@@ -382,3 +385,22 @@ def test_a_caller_that_leaves_with_the_last_event_has_it_all(world: World) -> No
     loop = {"pipeline": "support", "on_sample_id": heard.append}
     list(world.api.client.inference.stream_chat_completions(QUESTION, model="gpt-a", loop=loop))
     assert world.trace(heard[0])["completion"] == "All of it."
+
+
+def test_an_id_that_stands_for_an_earlier_sample_labels_and_deletes_that_one(world: World) -> None:
+    world.up.reply = lambda _: completion()
+    loop = world.api.client.loop
+    first = world.trace(ask(world, completion(), headers={**TAGGED, "X-Request-ID": "twice"}))["trace_id"]
+    drain(world.store, holder="test")
+    again = ask(world, completion(), headers={**TAGGED, "X-Request-ID": "twice"})
+    world.settle()
+    assert again is not None
+    assert again != first
+    loop.label(again, labels=["seen"])
+    assert "seen" in labels(loop.get_trace(first))
+    world.api.call("DELETE", f"/api/loop/traces/{again}/labels/seen").raise_for_status()
+    assert "seen" not in labels(loop.get_trace(first))
+    assert loop.delete_trace(again)["deleted"] is True
+    for gone in (first, again):
+        assert world.api.call("GET", f"/api/loop/traces/{gone}").status_code == 404
+        assert world.api.call("POST", f"/api/loop/traces/{gone}/signals", json={"verdict": "good"}).status_code == 404

@@ -142,7 +142,7 @@ def put_labels(
 
         def put(sample: Row, seen: LabelsSeen) -> dict[str, Any]:
             rows = label_rows(
-                trace_id,
+                seen.sample_id,
                 now=now(),
                 labels=said.labels or (),
                 attributes=said.attributes,
@@ -163,12 +163,13 @@ def delete_label(caller: Writer, trace_id: str, label: str, sent: Unread, key: s
     """Take a tag off a sample, or with `key` the attribute that has this value."""
 
     def write(keep: Keep) -> dict[str, Any]:
-        have = labels_of(read_sample(caller.store, trace_id, now()))
+        sample = read_sample(caller.store, trace_id, now())
+        have = labels_of(sample)
         name = (tag(key or label), bool(key))
         found = have.get(name)
         if found is None or (key and found["value"] != label):
             raise NotFound("label", label)
-        row = removal_row(trace_id, name, now())
+        row = removal_row(sample["sample_id"], name, now())
         caller.store.inbox.put(labels=[row], now=now(), then=lambda within: keep(within, {}))
         return {}
 

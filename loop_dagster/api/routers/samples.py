@@ -23,7 +23,7 @@ from loop_dagster.api.calls import WHOLE_READS, Caller, Reader, Unread, Writer, 
 from loop_dagster.api.captures import Asked, Captures, Planned
 from loop_dagster.api.finding import Filters, find
 from loop_dagster.api.routers.feedback import verdict_of
-from loop_dagster.api.rows.samples import read_sample, trace_in_full, traces
+from loop_dagster.api.rows.samples import read_issued, read_sample, trace_in_full, traces
 from loop_dagster.errors import BadRequest
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
@@ -36,6 +36,7 @@ from loop_dagster.store.inbox import NewSample
 from loop_dagster.store.pages import sample_row
 from loop_dagster.store.selecting import live_that_learned, scope_of
 from loop_dagster.store.sources import Source, source_name
+from loop_dagster.wire import rebuilds
 
 router = APIRouter(prefix="/api/loop/traces", tags=["samples"])
 
@@ -258,11 +259,11 @@ def delete_trace(caller: Writer, trace_id: str, sent: Unread) -> JSONResponse:
     """Delete a sample with its feedback: nobody reads it any more, and the upkeep job takes it out of every file."""
 
     def write() -> dict[str, Any]:
-        read_sample(caller.store, trace_id, now())
-        learned = live_that_learned(caller.store, trace_id)
-        caller.store.inbox.add_tombstones([trace_id], now=now())
-        rebuilds = [{"pipeline_id": one.pipeline_id, "pipeline_name": one.name} for one in learned]
-        return {"deleted": True, "trace_id": trace_id, "rebuilds": rebuilds}
+        # One whose call is still under way would be stored afterwards, so it is to be deleted when it is there.
+        sample_id = str(read_issued(caller.store, trace_id, now())["sample_id"])
+        learned = live_that_learned(caller.store, sample_id)
+        caller.store.inbox.add_tombstones([sample_id, trace_id], now=now())
+        return {"deleted": True, "trace_id": trace_id, "rebuilds": rebuilds(learned)}
 
     return caller.once(sent, write)
 
