@@ -1,5 +1,6 @@
 """Sensor `upkeep`: asks for a round of housekeeping once a day, and when something was deleted or is over."""
 
+import math
 from datetime import datetime, timedelta
 
 import dagster as dg
@@ -31,9 +32,12 @@ def upkeep(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Sens
         return dg.SkipReason("The first daily round is a day away.")
     if under_way(context, stores, upkeep_job.name):
         return dg.SkipReason("A round is under way.")
-    reasons = due(stores, now) if not timedelta(0) <= now - last < AGAIN_AFTER else []
+    reasons = due(stores, now)
     if round_is_due(last, now):
         reasons.append("the daily round")
+    elif reasons and timedelta(0) <= now - last < AGAIN_AFTER:
+        minutes = math.ceil((last + AGAIN_AFTER - now) / timedelta(minutes=1))
+        return dg.SkipReason(f"The next round is due in {minutes} min: {', '.join(reasons)}.")
     if not reasons:
         return dg.SkipReason("Nothing was deleted, is over or is unneeded; the daily round is not due.")
     context.log.info(f"Why: {', '.join(reasons)}.")

@@ -147,6 +147,14 @@ def sensor_says(store: Store, instance: dg.DagsterInstance, cursor: str | None) 
     return True, found.cursor
 
 
+def skip_reason(store: Store, instance: dg.DagsterInstance, cursor: str) -> str | None:
+    """What the sensor says when it asks for nothing."""
+    resources = {"store": StoreResource(home=str(store.settings.root))}
+    found: Any = upkeep_sensor(dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources))
+    assert isinstance(found, dg.SkipReason)
+    return found.skip_message
+
+
 def test_the_sensor_asks_once_a_day_and_soon_after_a_deletion(store: Store) -> None:
     with dg.instance_for_test() as instance:
         asked, cursor = sensor_says(store, instance, None)
@@ -157,6 +165,11 @@ def test_the_sensor_asks_once_a_day_and_soon_after_a_deletion(store: Store) -> N
         assert sensor_says(store, instance, yesterday)[0]
         store.inbox.add_tombstones(["any"])
         assert not sensor_says(store, instance, cursor)[0]  # a round was asked for a moment ago
+        for minutes, left in ((0.1, 10), (6.5, 4), (9.9, 1)):
+            asked_at = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
+            assert skip_reason(store, instance, asked_at) == (
+                f"The next round is due in {left} min: samples were deleted."
+            )
         earlier = (datetime.now(UTC) - timedelta(minutes=11)).isoformat()
         assert sensor_says(store, instance, earlier)[0]
 
