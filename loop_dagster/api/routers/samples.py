@@ -238,16 +238,16 @@ def get_trace(caller: Reader, trace_id: str) -> dict[str, Any]:
 def list_pipelines_of(caller: Reader, trace_id: str) -> dict[str, Any]:
     """The pipelines that select a sample, each with what becomes of it there and why."""
     store, moment = caller.store, now()
-    read_sample(store, trace_id, moment)
+    sample_id = read_sample(store, trace_id, moment)["sample_id"]
     keys = store.samples.keys()
-    mine = [frame.filter(pl.col("sample_id") == trace_id) for frame in (keys.samples, keys.feedback, keys.labels)]
+    mine = [frame.filter(pl.col("sample_id") == sample_id) for frame in (keys.samples, keys.feedback, keys.labels)]
     sample, feedback, labels = (frame.lazy() for frame in pl.collect_all(mine))
     found = []
     for pipeline in store.pipelines.list():
         # What becomes of one depends on all that a pipeline selects; whether it is among them, on itself alone.
         if selected(sample, feedback, labels, scope=scope_of(store, pipeline), now=moment).is_empty():
             continue
-        rows = states_of(store, pipeline, moment).filter(pl.col("sample_id") == trace_id).to_dicts()
+        rows = states_of(store, pipeline, moment).filter(pl.col("sample_id") == sample_id).to_dicts()
         for row in rows[:1]:
             state = {name: row[name] for name in ("state", "attempt_no", "version_no", "reason")}
             found.append({"rule_id": pipeline.pipeline_id, "name": pipeline.name, "enabled": pipeline.enabled, **state})
