@@ -129,7 +129,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     import boto3
     from moto.server import ThreadedMotoServer
 
-    name = f"loop-{next(_numbers)}"  # buckets are there for all servers of a process
+    bucket = f"loop-{next(_numbers)}"  # buckets are there for all servers of a process
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -142,8 +142,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     }
     for name, value in options.items():
         monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=options["AWS_ENDPOINT_URL"]).create_bucket(Bucket=name)
-    yield f"s3://{name}/lake"
+    boto3.client("s3", endpoint_url=options["AWS_ENDPOINT_URL"]).create_bucket(Bucket=bucket)
+    yield f"s3://{bucket}/lake"
     server.stop()
 
 

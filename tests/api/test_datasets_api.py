@@ -13,7 +13,7 @@ WORDS = {"good": 2, "corrected": 2, "bad": 1, "unreviewed": 3}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def samples(api: Api) -> None:
+def eight_samples(api: Api) -> None:
     """Eight samples of two models: two in a group, one by capture; feedback of every word."""
     loop = api.client.loop
     rows: list[dict[str, Any]] = [
