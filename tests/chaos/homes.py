@@ -63,7 +63,7 @@ class Home:
 
     @property
     def store(self) -> Store:
-        return open_store(Settings(home=self.root, registry_url=self.registry))
+        return open_store(Settings(home=self.root, registry_url=self.registry, lake_url=self.more.get("LOOP_LAKE_URL")))
 
     def processes(self, mark: str) -> list[psutil.Process]:
         """Processes that work for this home and whose command line holds the mark."""

@@ -44,8 +44,15 @@ def kill_in_an_attempt(homes: Homes, template: Home, target: Target, seed: int) 
     Afterwards, without anybody's help but a daemon that is there: exactly one attempt and at most one version, every
     sample once, and every table of the attempt written by one try.
     """
-    rng = random.Random(f"{target}-{seed}")
     home = homes.copy(template, f"{target}-{seed}")
+    done = kill_in(home, target, seed)
+    homes.drop(home)
+    return done
+
+
+def kill_in(home: Home, target: Target, seed: int) -> str:
+    """`kill_in_an_attempt` in a home of the caller's."""
+    rng = random.Random(f"{target}-{seed}")
     before = _stored(home.store)
     running = home.start("run", "--until-idle", "--json")
     try:
@@ -61,7 +68,6 @@ def kill_in_an_attempt(homes: Homes, template: Home, target: Target, seed: int) 
     store = home.store
     _one_attempt_and_no_more(store, f"{target} {seed} ({done})")
     assert _stored(store) == before, f"{target} {seed}: samples changed"
-    homes.drop(home)
     return done
 
 

@@ -22,13 +22,3 @@ def test_what_was_acknowledged_is_stored_once_whatever_happens_to_drains(tmp_pat
 
 def test_what_clients_were_told_is_there_once_though_a_worker_is_killed(tmp_path: Path) -> None:
     load.kill_under_load(Homes(tmp_path), seed=1, clients=8, seconds=6.0, daemon=False)
-
-
-@pytest.mark.loop
-@pytest.mark.parametrize("target", ["child"])
-def test_an_attempt_survives_the_kill_of_one_of_its_processes(
-    tmp_path: Path, tiny_model: Path, conversations: Path, target: kills.Target
-) -> None:
-    homes = Homes(tmp_path)
-    template = kills.template_home(homes, tiny_model, conversations)
-    kills.kill_in_an_attempt(homes, template, target, seed=1)

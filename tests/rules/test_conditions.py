@@ -100,7 +100,7 @@ def _in(world: World, sample: dict[str, Any], group: DatasetConditions) -> bool:
     return by_tag and _meets(world, sample, group)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_sample, max_size=6), st.lists(_conditions, max_size=3), _narrowing.map(Narrowing.model_validate))
 def test_frames_choose_what_a_plain_reading_of_the_conditions_chooses(
     samples: list[Any], groups: list[DatasetConditions], narrow: Narrowing

@@ -188,7 +188,7 @@ SAMPLE = st.tuples(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(rows=st.lists(SAMPLE, min_size=1, max_size=45), tried=st.booleans())
 def test_whatever_there_is_it_asks_for_no_more_than_is_short_and_ends(
     rows: list[tuple[int, int, str | None, float]], tried: bool
