@@ -39,6 +39,11 @@ PRELOADED = [
 _numbers = itertools.count(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process ends with one of them while the others have nothing left to do."""
+    items.sort(key=lambda item: item.get_closest_marker("loop") is None)
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """An empty LOOP_HOME."""

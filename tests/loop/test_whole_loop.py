@@ -21,7 +21,7 @@ def test_a_file_of_conversations_becomes_a_live_version(installation, tiny_model
     made = loop(
         *("pipelines", "create", "--name", "Facts", "--model", str(tiny_model)),
         # Enough passes for every seed: a pipeline draws its own.
-        *("--epochs", "10", "--learning-rate", "0.005", "--json"),
+        *("--epochs", "8", "--learning-rate", "0.005", "--json"),
     )
     assert made.data["tag"] == "facts"
 

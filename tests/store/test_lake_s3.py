@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import boto3
 import pytest
+from moto.moto_server import threaded_moto_server
 from moto.server import ThreadedMotoServer
 
 from loop_dagster.store.identities import Identities
@@ -29,10 +31,22 @@ def row(name: str) -> dict[str, object]:
     }
 
 
+class _OneAtATime(threaded_moto_server.DomainDispatcherApplication):
+    """A store's conditional put is one act; this server looks and writes in two, so it takes one call at a time."""
+
+    _turn = threading.Lock()
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        with self._turn:
+            return list(super().__call__(environ, start_response))
+
+
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, str]]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(threaded_moto_server, "DomainDispatcherApplication", _OneAtATime)
+        server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
     client = boto3.client(
