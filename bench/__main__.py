@@ -38,15 +38,15 @@ def main() -> int:
     parser.add_argument("only", nargs="*", choices=[[], *BENCHES, *LONG], help="run only these")
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
-    here = Path(__file__).resolve().parent
+    root = Path(__file__).resolve().parent.parent
     failed = []
     with tempfile.TemporaryDirectory(prefix="loop-bench-") as folder:
         lines = Path(folder) / "lines.jsonl"
-        environment = {**os.environ, COLLECT: str(lines), "PYTHONPATH": str(here.parent)}
+        environment = {**os.environ, COLLECT: str(lines), "PYTHONPATH": str(root)}
         for name in chosen.only or BENCHES:
             print(f"\n== {name}", flush=True)
             quick = {**BENCHES, **LONG}[name] if chosen.quick else []
-            command = [sys.executable, str(here / f"{name}.py"), *quick]
+            command = [sys.executable, "-m", f"bench.{name}", *quick]
             if subprocess.run(command, env=environment, check=False).returncode:
                 failed.append(name)
         print("\n" + show(read(lines)))

@@ -1,6 +1,6 @@
 """How fast the engine answers held-back questions, against transformers' own `generate` on the same model.
 
-Run: `python bench/answering_speed.py [--questions 200] [--dtype float32] [--repeat 1]`. All ways answer the same
+Run: `python -m bench.answering_speed [--questions 200] [--dtype float32] [--repeat 1]`. All ways answer the same
 questions of examples/company.jsonl with the embedded base model, greedy, with the same token limit, in one process,
 in alternating order; a figure is the median of the rounds. Peers: `generate` with one question at a time, and
 `generate` with batches of 16 in the order in which the questions come (left padding, its documented way).

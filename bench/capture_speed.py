@@ -5,7 +5,7 @@ through a Pydantic model into one SQLite table by one INSERT, in WAL mode with s
 written an exchange through to the disk when they acknowledge it. Both are a uvicorn of one worker in a process of its
 own; the clients are a third process. Rounds alternate, the median counts.
 
-    python bench/capture_speed.py [--seconds 8] [--rounds 3] [--clients 32]
+    python -m bench.capture_speed [--seconds 8] [--rounds 3] [--clients 32]
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import random
 import socket
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path, it finds the package all the same
 
 from bench.table import Line, record
 

@@ -1,6 +1,6 @@
 """An export of 100,000 samples in constant memory: the server's peak beside that of an export of 10,000.
 
-Run: `python bench/dataset_export.py [--samples 100000] [--small 10000]`. Each size has a home of its own, filled by an
+Run: `python -m bench.dataset_export [--samples 100000] [--small 10000]`. Each size has a home of its own, filled by an
 import of conversations of about 1 kB, a third of them corrected, all tagged. The API serves it from a process of its
 own over a real socket; a client reads the stream and keeps nothing. Peaks are of resident memory, as the kernel says
 after the export; beside them stands what the server had when it had answered its first call. The first bytes are how

@@ -1,6 +1,6 @@
 """What recording adds to a call through the gateway: the same calls with and without it, interleaved in one run.
 
-Run: `python bench/gateway_overhead.py [--calls 600] [--delay-ms 20] [--repeat 3] [--at-once 1]`. The upstream is a stub
+Run: `python -m bench.gateway_overhead [--calls 600] [--delay-ms 20] [--repeat 3] [--at-once 1]`. The upstream is a stub
 in another process, the gateway a real `loop serve` in a third, both over real HTTP on loopback, with SQLite under a new
 home. A round goes back and forth between ten calls that are recorded (`X-Loop-Pipeline`) and ten that are not
 (`X-Loop-Capture: off`), whole answers and streams in turn; ten, since the recording of one call may hold up the next.
@@ -22,12 +22,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
+from bench import stub_server
 from bench.table import Line, record
 from loop_dagster.settings import Settings
 from loop_dagster.store.open import open_store
@@ -35,7 +37,7 @@ from loop_dagster.store.open import open_store
 AIM_P50_MS, AIM_P99_MS = 1.0, 5.0
 TEXT = "Order 7 left on Monday; page 4 follows it. " * 10
 ANSWER = {"role": "assistant", "content": TEXT}
-WHOLE = json.dumps(
+_ANSWERED = json.dumps(
     {
         "id": "c",
         "object": "chat.completion",
@@ -64,30 +66,12 @@ def events() -> list[bytes]:
     return [*lines, b"data: [DONE]\n\n"]
 
 
-async def serve(delay_s: float) -> None:
-    """The stub: keeps connections open, answers each request after `delay_s`, prints its port first."""
-    stream = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in events()) + b"0\r\n\r\n"
+WHOLE, STREAM = stub_server.whole(_ANSWERED), stub_server.streamed(events())
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
-                body = await reader.readexactly(int(headers[b"content-length"]))
-                await asyncio.sleep(delay_s)
-                if b'"stream":true' in body.replace(b" ", b""):
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
-                    writer.write(b"Transfer-Encoding: chunked\r\n\r\n" + stream)
-                else:
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
-                    writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(WHOLE), WHOLE))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=256)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    async with server:
-        await server.serve_forever()
+def reply(body: bytes) -> bytes:
+    """What the stub says to one request."""
+    return STREAM if b'"stream":true' in body.replace(b" ", b"") else WHOLE
 
 
 @dataclass
@@ -151,10 +135,17 @@ def one_round(url: str, key: str, calls: int, at_once: int) -> Times:
 
 
 @contextmanager
-def running(command: list[str], **options: object):  # type: ignore[no-untyped-def]
-    process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
+def gateway(home: Path, upstream: str) -> Iterator[str]:
+    """A `loop serve` on a home; gives its URL as soon as it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {**os.environ, "LOOP_HOME": str(home), "LOOP_UPSTREAMS": json.dumps({"stub": {"url": upstream}})}
+    command = [sys.executable, "-m", "loop_dagster.cli", "serve", "--port", str(port)]
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
     try:
-        yield process
+        wait_for(url := f"http://127.0.0.1:{port}")
+        yield url
     finally:
         process.terminate()
         process.wait(30)
@@ -171,23 +162,12 @@ def wait_for(url: str) -> None:
 
 
 def measure(options: argparse.Namespace, home: Path) -> list[Times]:
-    stub = [sys.executable, __file__, "--serve", "--delay-ms", str(options.delay_ms)]
-    with running(stub, stdout=subprocess.PIPE, text=True) as upstream:
-        port = int(upstream.stdout.readline())
-        store = open_store(Settings(home=home))
-        store.pipelines.create("Bench", model_id="m", model_digest="d" * 64)
-        key = store.keys.create().text
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            mine = free.getsockname()[1]
-        environ = {**os.environ, "LOOP_HOME": str(home)}
-        environ["LOOP_UPSTREAMS"] = json.dumps({"stub": {"url": f"http://127.0.0.1:{port}/v1"}})
-        command = [sys.executable, "-m", "loop_dagster.cli", "serve", "--port", str(mine)]
-        url = f"http://127.0.0.1:{mine}"
-        with running(command, env=environ, stderr=subprocess.DEVNULL):
-            wait_for(url)
-            warm = one_round(url, key, 40, 1)  # imports, connections
-            rounds = [one_round(url, key, options.calls, options.at_once) for _ in range(options.repeat)]
+    store = open_store(Settings(home=home))
+    store.pipelines.create("Bench", model_id="m", model_digest="d" * 64)
+    key = store.keys.create().text
+    with stub_server.started("bench.gateway_overhead", options.delay_ms) as upstream, gateway(home, upstream) as url:
+        warm = one_round(url, key, 40, 1)  # imports, connections
+        rounds = [one_round(url, key, options.calls, options.at_once) for _ in range(options.repeat)]
     stored = store.inbox.pending().rows // 2  # each with its tag
     asked = sum(len(times.of[True, streamed]) for times in (warm, *rounds) for streamed in (True, False))
     assert stored == asked, f"{asked} calls were to be recorded, {stored} were"
@@ -203,7 +183,7 @@ def main() -> None:
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(serve(options.delay_ms / 1_000))
+        asyncio.run(stub_server.serve(reply, options.delay_ms / 1_000))
         return
     with tempfile.TemporaryDirectory(prefix="loop-gateway-") as folder:
         rounds = measure(options, Path(folder))

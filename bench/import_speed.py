@@ -5,7 +5,7 @@ Ours: decode, parse, redact, identify, key and store, through `import_file`. The
 again. Each side runs in a process of its own so that peak memory is its own, in alternating order; the median of three
 counts. Then every stored row without a planted secret is compared with its line: rows changed by mistake must be 0.
 
-    python bench/import_speed.py [--rows 200000] [--repeats 3] [--seed 1] [--tools 0 0.1]
+    python -m bench.import_speed [--rows 200000] [--repeats 3] [--seed 1] [--tools 0 0.1]
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import random
 import resource
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path, it finds the package all the same
 
 from bench.table import Line, record
 

@@ -1,6 +1,6 @@
 """How near judging comes to what its concurrency allows: 100 samples, four calls each, a judge that takes 200 ms.
 
-Run: `python bench/judge_speed.py [--samples 100] [--delay-ms 200] [--repeat 3]`. The judge is a stub server in another
+Run: `python -m bench.judge_speed [--samples 100] [--delay-ms 200] [--repeat 3]`. The judge is a stub server in another
 process, over real HTTP. Measured is `judge_answers` with the judge `openai` at its concurrency of 32, from nothing (no
 connection is open yet) to the last judgement, with a journal as in an attempt. The ideal is calls x delay / 32: what a
 client takes that costs nothing and leaves no connection idle. A figure is the median of the rounds.
@@ -12,14 +12,13 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import polars as pl
 
+from bench.stub_server import serve, started, whole
 from bench.table import Line, record
 from loop_dagster.models.judge import DIMENSIONS, Case
 from loop_dagster.models.judge_answers import judge_answers
@@ -35,29 +34,7 @@ def reply(body: bytes) -> bytes:
     text = PREFERENCE if b"SECOND ANSWER" in body else RATINGS
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     usage = {"prompt_tokens": len(body) // 4, "completion_tokens": 20}
-    return json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode()
-
-
-async def serve(delay_s: float) -> None:
-    """The stub: keeps connections open, answers each request after `delay_s`, prints its port first."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
-                body = await reader.readexactly(int(headers[b"content-length"]))
-                await asyncio.sleep(delay_s)
-                said = reply(body)
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
-                writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(said), said))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=256)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    async with server:
-        await server.serve_forever()
+    return whole(json.dumps({"object": "chat.completion", "choices": [choice], "usage": usage}).encode())
 
 
 def questions(count: int) -> tuple[list[Case], pl.DataFrame]:
@@ -110,17 +87,11 @@ def main() -> None:
     options = parser.parse_args()
     delay_s = options.delay_ms / 1000
     if options.serve:
-        asyncio.run(serve(delay_s))
+        asyncio.run(serve(reply, delay_s))
         return
-    command = [sys.executable, __file__, "--serve", "--delay-ms", str(options.delay_ms)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stub:
-        try:
-            assert stub.stdout is not None
-            url = f"http://127.0.0.1:{int(stub.stdout.readline())}/v1"
-            seconds(url, 8)  # imports
-            rounds = [seconds(url, options.samples) for _ in range(options.repeat)]
-        finally:
-            stub.kill()
+    with started("bench.judge_speed", options.delay_ms) as url:
+        seconds(url, 8)  # imports
+        rounds = [seconds(url, options.samples) for _ in range(options.repeat)]
     calls = options.samples * CALLS_A_SAMPLE
     ideal, got = calls * delay_s / CONCURRENCY, statistics.median(rounds)
     print(

@@ -5,7 +5,7 @@ the workspace's tags and for the preview of a dataset; without keys, HTTP and JS
 as many threads, as few statements as it needs, and the quicker of its two ways to ignore case. Answers are compared
 before anything is timed; sides alternate, medians count. With other work on the machine, compare the processor times.
 
-    python bench/list_and_search.py [--rows 1000000] [--repeat 3]
+    python -m bench.list_and_search [--rows 1000000] [--repeat 3]
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,8 +22,6 @@ from typing import Any
 
 import duckdb
 import polars as pl
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path, it finds the package all the same
 
 from bench.million import FREQUENT, NOW, TAG, make, order_number
 from bench.table import Line, record

@@ -1,6 +1,6 @@
 """What the loop itself costs: a sensor tick without news, and an attempt's time beside train, answer and judge.
 
-Run: `python bench/loop_speed.py`. The attempt is a real one, with the daemon and the tests' tiny model, in a home of
+Run: `python -m bench.loop_speed`. The attempt is a real one, with the daemon and the tests' tiny model, in a home of
 its own; its timeline says how long it was in which state. The tick is the sensor `attempts` on that home, which looks
 at the Delta versions and the registry, with the cursor of the tick before.
 """

@@ -1,6 +1,6 @@
 """How long the minimums of one pipeline take over a million samples, read from Delta tables of 1 to 2,000 files.
 
-Run: `python bench/minimums.py [--rows 1000000] [--files 1 100 2000]`. The tables are made under a temporary folder. A
+Run: `python -m bench.minimums [--rows 1000000] [--files 1 100 2000]`. The tables are made under a temporary folder. A
 figure is the median of `--repeat` runs of everything that the sensor does for one pipeline: opening three tables,
 reading their key columns and `select`, once for a pipeline that never trained and once after one attempt.
 """

@@ -1,6 +1,6 @@
 """A busy pipeline's year in some minutes: what grows with it, and what stays bounded.
 
-Run: `python bench/simulated_year.py [--samples 1000000] [--attempts 50]`. Every week of the year brings its share of
+Run: `python -m bench.simulated_year [--samples 1000000] [--attempts 50]`. Every week of the year brings its share of
 samples through the bulk lane, an intake run, an attempt through the real jobs and a round of upkeep, under a clock that
 the script holds. Real are store, rules, assets, jobs, the reference judge and Dagster's instance; the child processes
 that touch weights are stand-ins that answer at once. Written down are, for the first, middle and last attempt: seconds
@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path, it finds the package all the same
 
 import dagster as dg
 

@@ -1,6 +1,6 @@
 """From the 1,100th sample to a run that has started, with a real daemon, at 1 and at 50 pipelines.
 
-Run: `python bench/start_latency.py [--pipelines 1 50]`. Every pipeline has 1,099 good samples in the lake. The last one
+Run: `python -m bench.start_latency [--pipelines 1 50]`. Every pipeline has 1,099 good samples in the lake. The last one
 of one pipeline is written to the inbox with its tag and verdict, as the API does; measured is from that write to the
 moment at which the run of attempt 1 makes its first act, the claim. The attempt is cancelled then. Median of `--repeat`
 such writes, each to another pipeline where there are several.
@@ -19,8 +19,6 @@ import tempfile
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path, it finds the package all the same
 
 from uuid_utils import uuid7
 

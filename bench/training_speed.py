@@ -1,6 +1,6 @@
 """Training speed of this project's child against TRL's SFTTrainer, on the same chats with the same recipe.
 
-Run: `python bench/training_speed.py [--rows 64] [--epochs 1] [--repeat 3]`. Contestants, each in a process of its own,
+Run: `python -m bench.training_speed [--rows 64] [--epochs 1] [--repeat 3]`. Contestants, each in a process of its own,
 in an order that turns by one every round: ours, TRL as it comes (gradient checkpointing on), TRL without gradient
 checkpointing. All train the embedded model with LoRA r16 on all linear layers on prompt/completion rows of mixed
 length, the same batch size, seed, schedule and steps. Counted are prompt and answer tokens, never padding, over the
@@ -164,7 +164,8 @@ def worker(arguments: argparse.Namespace) -> None:
 def compete(contestant: str, model: Path, rows: Path, epochs: int, folder: Path) -> dict[str, float]:
     folder.mkdir(parents=True)
     result = folder / "result.json"
-    command = [sys.executable, __file__, "--contestant", contestant, "--model", str(model), "--rows-file", str(rows)]
+    command = [sys.executable, "-m", "bench.training_speed", "--contestant", contestant]
+    command += ["--model", str(model), "--rows-file", str(rows)]
     command += ["--out", str(folder / "adapter"), "--result", str(result), "--epochs", str(epochs)]
     subprocess.run(command, env={**os.environ, **child.child_env()}, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, float] = json.loads(result.read_text())

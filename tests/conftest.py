@@ -131,25 +131,13 @@ def sqlite_registry(sqlite_url: str, sqlite_template: Path) -> Iterator[Registry
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of an empty bucket, reached as an S3 server that is not Amazon's is: by variables of the environment."""
-    import boto3
-    from moto.server import ThreadedMotoServer
+    import s3_server
 
     bucket = f"loop-{next(_numbers)}"  # buckets are there for all servers of a process
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    options = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_ALLOW_HTTP": "true",
-    }
-    for name, value in options.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=options["AWS_ENDPOINT_URL"]).create_bucket(Bucket=bucket)
-    yield f"s3://{bucket}/lake"
-    server.stop()
+    with s3_server.running(bucket) as options:
+        for name, value in options.items():
+            monkeypatch.setenv(name.upper(), value)
+        yield f"s3://{bucket}/lake"
 
 
 @pytest.fixture

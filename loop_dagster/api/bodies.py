@@ -104,13 +104,7 @@ def parsed(raw: bytes) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise BadRequest("The body is not UTF-8.") from None
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_once,
-            parse_constant=_not_finite,
-            parse_int=_whole,
-            parse_float=_number,
-        )
+        value = _DECODER.decode(text)
     except RecursionError:
         _too_deep()
     except json.JSONDecodeError as error:
@@ -184,6 +178,11 @@ def _number(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise BadRequest("The body holds a number that is larger than any that can be kept.")
     return value
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_not_finite, parse_int=_whole, parse_float=_number
+)
 
 
 def _too_deep() -> NoReturn:

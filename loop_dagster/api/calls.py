@@ -11,11 +11,12 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from itertools import chain
+from typing import Annotated, Any, Final, TypeVar
 
 import sqlalchemy as sa
 from fastapi import Depends, Request
@@ -37,6 +38,7 @@ WAIT_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.05
 #: Readings of all samples at once in one process: each takes some hundred MB at a million, and the others wait.
 WHOLE_READS: Final = threading.BoundedSemaphore(4)
+_T = TypeVar("_T")
 #: Keeps what a write gives as the answer of its Idempotency-Key, inside the transaction of the write.
 Keep = Callable[[sa.Connection, Any], None]
 
@@ -49,7 +51,7 @@ class Stores:
         self._known = {store.registry.workspace: store}
         self._lock = threading.Lock()
         self._keys = ThreadPoolExecutor(1, "keys")  # its own: slow reads may hold every thread of the others
-        self._asked: dict[str, asyncio.Future[ApiKey | None]] = {}
+        self._asked: dict[str, list[asyncio.Future[ApiKey | None]]] = {}
         self._looking: asyncio.Task[None] | None = None
 
     def of(self, workspace: str) -> Store:
@@ -65,12 +67,12 @@ class Stores:
 
         Calls that come while others are looked up are looked up together next.
         """
-        found = self._asked.get(text)
-        if found is None:
-            found = self._asked[text] = asyncio.get_running_loop().create_future()
-            if self._looking is None:
-                self._looking = asyncio.get_running_loop().create_task(self._look_up())
-        return await asyncio.shield(found)
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[ApiKey | None] = loop.create_future()
+        self._asked.setdefault(text, []).append(found)
+        if self._looking is None:
+            self._looking = loop.create_task(self._look_up())
+        return await found
 
     def _find(self, texts: Sequence[str]) -> list[ApiKey | None]:
         return [self.home.keys.find(text) for text in texts]
@@ -81,17 +83,23 @@ class Stores:
             try:
                 keys = await asyncio.get_running_loop().run_in_executor(self._keys, self._find, list(asked))
             except Exception as error:  # every caller hears of it
-                for future in asked.values():
+                for future in _still_waiting(chain.from_iterable(asked.values())):
                     future.set_exception(error)
             else:
-                for future, key in zip(asked.values(), keys, strict=True):
-                    future.set_result(key)
+                for futures, key in zip(asked.values(), keys, strict=True):
+                    for future in _still_waiting(futures):
+                        future.set_result(key)
         self._looking = None
 
     def close(self) -> None:
         self._keys.shutdown()
         for store in self._known.values():
             store.registry.dispose()
+
+
+def _still_waiting(futures: Iterable[asyncio.Future[_T]]) -> Iterator[asyncio.Future[_T]]:
+    """Those whose caller has not gone."""
+    return (future for future in futures if not future.done())
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +215,7 @@ def needs(scope: Scope | None, *, any_parameters: bool = False) -> Callable[[Req
 
     async def caller(request: Request) -> Caller:
         check_address(request)
-        if not any_parameters and request.url.path.startswith("/api/"):
+        if not any_parameters and request.scope["path"].startswith("/api/"):
             _check_parameters(request)
         stores: Stores = request.app.state.stores
         text = key_text(request)
@@ -231,7 +239,8 @@ def caller_of(request: Request, stores: Stores, key: ApiKey) -> Caller:
 
 
 Reader = Annotated[Caller, Depends(needs("loop:read"))]
-Writer = Annotated[Caller, Depends(needs("loop:write"))]
+writer = needs("loop:write")
+Writer = Annotated[Caller, Depends(writer)]
 AnyKey = Annotated[Caller, Depends(needs(None))]
 #: The body of a write that has no fields: what was sent counts for its Idempotency-Key alone.
 Unread = Annotated[Sent, Depends(read)]
@@ -248,7 +257,9 @@ def key_text(request: Request) -> str | None:
 
 def check_address(request: Request) -> None:
     """Raise BadRequest for what no database takes as a text."""
-    if any("\0" in value for pair in request.query_params.multi_items() for value in pair):
+    if request.scope["query_string"] and any(
+        "\0" in one for pair in request.query_params.multi_items() for one in pair
+    ):
         raise BadRequest("A parameter of the address holds the character U+0000.")
     if any("\0" in str(value) for value in request.path_params.values()):
         raise BadRequest("The address holds the character U+0000.")
@@ -256,7 +267,7 @@ def check_address(request: Request) -> None:
 
 def _check_parameters(request: Request) -> None:
     """Raise BadRequest for a parameter that the route does not have: misspelt, it would be passed over in silence."""
-    if not request.query_params or not isinstance(route := request.scope.get("route"), APIRoute):
+    if not request.scope["query_string"] or not isinstance(route := request.scope.get("route"), APIRoute):
         return
     known = {field.alias for field in route.dependant.query_params}
     for name in request.query_params:

@@ -7,11 +7,13 @@ commit costs about a millisecond there, however many captures it holds.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,13 +24,17 @@ from loop_dagster.store.open import Store
 from loop_dagster.store.pages import put_prompt_keys
 from loop_dagster.store.sources import Source
 
-log = logging.getLogger("loop.api")
-
 #: Captures of one transaction.
 TOGETHER: Final = 64
+#: So many in one transaction, and the next one waits a moment for others on their way: each transaction costs as much
+#: as the reading of ten captures, which would have to wait for it anyway. Who captures alone never waits.
+SIBLINGS: Final = 4
+GATHER_S: Final = 0.002
 #: How long the end of the process waits for what is under way.
 LAST_S: Final = 10.0
 Answer = dict[str, Any]
+#: Where a caller waits for its end: a thread in the first, an event loop in the second.
+_Waits = Future[Answer] | asyncio.Future[Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +67,29 @@ class Captures:
     """The captures of one process."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Asked, Future[Answer]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Asked, _Waits] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def put(self, asked: Asked) -> Future[Answer]:
-        """Its answer once it is stored, or what was refused or failed."""
+        """For a thread: its answer once it is stored, or what was refused or failed."""
+        future: Future[Answer] = Future()
+        self._add(asked, future)
+        return future
+
+    async def stored(self, asked: Asked) -> Answer:
+        """For the event loop, which is woken once for all that were stored together. Raises what `put` would."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._add(asked, future)
+        return await future
+
+    def _add(self, asked: Asked, waits: _Waits) -> None:
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._work, name="captures", daemon=True)
                     self._thread.start()
-        future: Future[Answer] = Future()
-        self._queue.put((asked, future))
-        return future
+        self._queue.put((asked, waits))
 
     def close(self) -> None:
         """End once everything that came is answered."""
@@ -83,7 +98,10 @@ class Captures:
             self._thread.join(LAST_S)
 
     def _work(self) -> None:
+        together = 1
         while (first := self._queue.get()) is not None:
+            if together >= SIBLINGS:
+                time.sleep(GATHER_S)
             batch = [first]
             end = False
             while len(batch) < TOGETHER and not end:
@@ -94,52 +112,81 @@ class Captures:
                 end = item is None
                 if item is not None:
                     batch.append(item)
-            self._answer([pair for pair in batch if pair[1].set_running_or_notify_cancel()])
+            together = len(batch)
+            self._answer([(asked, waits) for asked, waits in batch if not waits.cancelled()])
             if end:
                 return
 
-    def _answer(self, batch: Sequence[tuple[Asked, Future[Answer]]]) -> None:
-        by_store: dict[int, list[tuple[Asked, Future[Answer]]]] = {}
-        for pair in batch:
-            by_store.setdefault(id(pair[0].store), []).append(pair)
+    def _answer(self, batch: Sequence[tuple[Asked, _Waits]]) -> None:
+        by_store: dict[int, list[tuple[Asked, _Waits]]] = {}
+        for asked, waits in batch:
+            by_store.setdefault(id(asked.store), []).append((asked, waits))
         for group in by_store.values():
             try:
-                _store(group)
+                ends = _store([asked for asked, _waits in group])
             except Exception as error:  # the thread goes on, and every caller hears of it
-                for _asked, future in group:
-                    if not future.done():
-                        future.set_exception(error)
+                ends = [error] * len(group)
+            _tell([(waits, end) for (_asked, waits), end in zip(group, ends, strict=True)])
 
 
-def _store(group: Sequence[tuple[Asked, Future[Answer]]]) -> None:
-    """Store the captures of one workspace and answer them. Raises what keeps all of them from being stored."""
-    store = group[0][0].store
-    sources = store.sources.get_many({asked.source for asked, _future in group})
-    found: list[tuple[Planned, Future[Answer]]] = []
-    for asked, future in group:
+def _tell(ends: Sequence[tuple[_Waits, Answer | Exception]]) -> None:
+    """Give every caller its end: each thread its own, and each event loop all of its own at once."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[_Waits, Answer | Exception]]] = {}
+    for waits, end in ends:
+        if isinstance(waits, asyncio.Future):
+            loops.setdefault(waits.get_loop(), []).append((waits, end))
+        else:
+            _finish([(waits, end)])
+    for loop, theirs in loops.items():
+        with suppress(RuntimeError):  # a loop that is closed has nobody left who waits
+            loop.call_soon_threadsafe(_finish, theirs)
+
+
+def _finish(ends: Sequence[tuple[_Waits, Answer | Exception]]) -> None:
+    for waits, end in ends:
+        if waits.cancelled():
+            continue
+        if isinstance(end, Exception):
+            waits.set_exception(end)
+        else:
+            waits.set_result(end)
+
+
+def _store(group: Sequence[Asked]) -> list[Answer | Exception]:
+    """Store the captures of one workspace; the end of each. Raises what keeps all of them from being stored."""
+    store = group[0].store
+    sources = store.sources.get_many({asked.source for asked in group})
+    ends: dict[int, Answer | Exception] = {}
+    plans: dict[int, Planned] = {}
+    for at, asked in enumerate(group):
         try:
             plan = asked.plan(sources[asked.source])
         except Exception as error:  # one that is refused takes no other with it
-            future.set_exception(error)
+            ends[at] = error
             continue
         if isinstance(plan, Planned):
-            found.append((plan, future))
+            plans[at] = plan
         else:
-            future.set_result(plan)
-    if not found:
-        return
-    _set_keys([plan for plan, _future in found if not plan.keyed])
+            ends[at] = plan
+    if plans:
+        _set_keys([plan for plan in plans.values() if not plan.keyed])
+        ends |= zip(plans, _put_each(store, list(plans.values())), strict=True)
+    return [ends[at] for at in range(len(group))]
+
+
+def _put_each(store: Store, plans: Sequence[Planned]) -> list[Answer | Exception]:
     try:
-        puts = _put(store, [plan for plan, _future in found])
-    except BadRequest:
-        for plan, future in found:
-            try:
-                future.set_result(_answered(*_put(store, [plan])))
-            except LoopError as error:
-                future.set_exception(error)
-        return
-    for (_plan, future), put in zip(found, puts, strict=True):
-        future.set_result(_answered(put))
+        return [_answered(put) for put in _put(store, plans)]
+    except BadRequest as error:
+        if len(plans) == 1:
+            return [error]
+    ends: list[Answer | Exception] = []
+    for plan in plans:
+        try:
+            ends.append(_answered(*_put(store, [plan])))
+        except LoopError as error:
+            ends.append(error)
+    return ends
 
 
 def _set_keys(plans: Sequence[Planned]) -> None:
@@ -148,14 +195,14 @@ def _set_keys(plans: Sequence[Planned]) -> None:
 
 
 def _put(store: Store, plans: Sequence[Planned]) -> list[Put]:
-    again = {str(plan.sample.row["identity"]) for plan in plans if plan.again}
-
+    unheard = {str(plan.sample.row["identity"]) for plan in plans if not plan.again}
     now = datetime.now(UTC)
-
-    def in_lake(identities: Collection[str]) -> Mapping[str, str]:
-        return store.samples.find_identities([one for one in identities if one in again], now)
-
-    return store.inbox.put_samples([plan.sample for plan in plans], in_lake=in_lake, now=now)
+    return store.inbox.put_samples(
+        [plan.sample for plan in plans],
+        in_lake=lambda identities: store.samples.find_identities(identities, now),
+        unheard=unheard,
+        now=now,
+    )
 
 
 def _answered(put: Put) -> Answer:

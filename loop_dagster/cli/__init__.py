@@ -32,6 +32,7 @@ from loop_dagster.errors import (
     EXIT_USAGE,
     LoopError,
 )
+from loop_dagster.rules.wording import sentence_of
 
 #: Typer brings its own click and exports only this child of its usage errors.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
@@ -99,8 +100,12 @@ def _bad_request(message: str) -> dict[str, dict[str, str]]:
 def _first_lines(error: Exception) -> str:
     """What is wrong and where, without the value: it may be a key."""
     if isinstance(error, ValidationError):
-        said = {"extra_forbidden": "there is no such setting; `loop doctor` names those that are near"}
-        return " ".join(f"{_setting(one['loc'])}: {said.get(one['type'], one['msg'])}." for one in error.errors())
+        return " ".join(
+            f"{_setting(one['loc'])}: there is no such setting; `loop doctor` names those that are near."
+            if one["type"] == "extra_forbidden"
+            else sentence_of({**one, "loc": (_setting(one["loc"]),)})
+            for one in error.errors()
+        )
     return f"settings.yaml is not YAML: {str(error).splitlines()[0]}."
 
 

@@ -166,7 +166,7 @@ def feedback(
     if store.samples.get(sample, now()) is None:
         raise NotFound("sample", sample)
     row = feedback_row(sample, STORED[verdict], answer, reason, now())
-    store.inbox.put_feedback([row], now=now())
+    store.inbox.put(feedback=[row], now=now())
     if as_json:
         emit_json({"signal": {"id": row["feedback_id"], "trace_id": sample, "verdict": row["verdict"]}})
         return

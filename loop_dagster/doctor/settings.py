@@ -17,6 +17,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from loop_dagster.doctor.findings import Finding, fine, mistake, warning
 from loop_dagster.doctor.installation import Installation
+from loop_dagster.rules.wording import sentence_of
 from loop_dagster.settings import Settings
 
 #: Variables that the project's own processes set for their children, and no settings.
@@ -31,7 +32,7 @@ def settings(installation: Installation) -> Iterator[Finding]:
         text = f"{file} and LOOP_ variables" if file.is_file() else "LOOP_ variables alone"
         yield fine("settings", "settings", found=f"read from {text}")
     elif isinstance(found, ValidationError):
-        for error in found.errors(include_input=False, include_url=False, include_context=False):
+        for error in found.errors(include_input=False, include_url=False):
             yield _refused(dict(error), file)
     else:
         yield _unreadable(found, file)
@@ -118,7 +119,7 @@ def _refused(error: dict[str, Any], file: Path) -> Finding:
         "setting_value",
         "settings",
         where=f"variable {variable}" if from_variable else f"{file}, {name}",
-        found=f"a value that cannot be: {error['msg'][:1].lower()}{error['msg'][1:]}",
+        found=sentence_of(error).removesuffix("."),
         mend=f"Give it another value{meaning}: {means}.",
     )
 

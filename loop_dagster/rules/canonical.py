@@ -441,18 +441,29 @@ def _folded(prompts: pl.Series) -> list[bytes]:
         places = unstable.arg_true()
         lowered = prompts.gather(places).str.normalize("NFKC").str.to_lowercase()
         normal = prompts.clone().scatter(places, lowered)
+    pair, mark = rf"(\d)[{_FOLDED}]+(\d)", "${1}\x1f${2}"
+    text, kept = pl.col("text"), pl.col("kept")
+    frame = normal.rename("text").to_frame()
+    # Two questions at a time: for a handful of prompts asking takes longer than answering.
+    frame = frame.select(
+        kept=text.str.replace_all(pair, mark),
+        bare=~text.str.contains(rf"\x1d[{_FOLDED}]*[^{_FOLDED}\x1d\x1e]"),
+    ).select(
+        "kept",
+        "bare",
+        folded=kept.str.replace_all(_FOLDED_BEYOND, "").cast(pl.Binary),
+        shared=kept.str.contains(rf"\x1f\d[{_FOLDED}]+\d"),
+    )
+    folded = frame["folded"].to_list()
     # Twice where two pairs share a digit, which cannot match in one pass: the second follows the mark of the first.
-    pair = rf"(\d)[{_FOLDED}]+(\d)"
-    kept = normal.str.replace_all(pair, "${1}\x1f${2}")
-    shared = kept.str.contains(rf"\x1f\d[{_FOLDED}]+\d")
-    if shared.any():
-        places = shared.arg_true()
-        kept = kept.scatter(places, kept.gather(places).str.replace_all(pair, "${1}\x1f${2}"))
-    folded = kept.str.replace_all(_FOLDED_BEYOND, "").cast(pl.Binary)
+    if frame["shared"].any():
+        places = frame["shared"].arg_true()
+        again = frame["kept"].gather(places).str.replace_all(pair, mark).str.replace_all(_FOLDED_BEYOND, "")
+        for place, more in zip(places, again.cast(pl.Binary), strict=True):
+            folded[place] = more
     # Most of what goes is ASCII, and bytes lose it ten times faster than a pattern does.
-    result = [text.translate(_LOWER_ASCII, _FOLDED_ASCII) for text in folded.to_list()]
-    bare = ~normal.str.contains(rf"\x1d[{_FOLDED}]*[^{_FOLDED}\x1d\x1e]")
-    for place in bare.arg_true():
+    result = [one.translate(_LOWER_ASCII, _FOLDED_ASCII) for one in folded]
+    for place in frame["bare"].arg_true():
         result[place] = normal[place].encode("utf-8").lower()
     return result
 

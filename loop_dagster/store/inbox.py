@@ -47,6 +47,16 @@ _TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "time": datetime,
 }
 
+# Made once, since every capture asks them: putting one together takes longer than its answer.
+_IDS: Final = sa.select(inbox.c.row_key, inbox.c.sample_id).where(
+    inbox.c.workspace == sa.bindparam("workspace"),
+    inbox.c.table_name == SAMPLES.name,
+    inbox.c.row_key.in_(sa.bindparam("identities", expanding=True)),
+)
+_LAST_FINISHED: Final = sa.select(sa.func.max(batches.c.batch)).where(
+    batches.c.workspace == sa.bindparam("workspace"), batches.c.done_at.is_not(None)
+)
+
 
 class Put(NamedTuple):
     """`stored` is False for a repeat, and `sample_id` is then the first one's."""
@@ -132,28 +142,34 @@ class Inbox:
         samples: Sequence[NewSample],
         *,
         in_lake: Callable[[Collection[str]], Mapping[str, str]],
+        unheard: Collection[str] = (),
         now: datetime | None = None,
     ) -> list[Put]:
         """`put_sample` for several at once, in one transaction; `in_lake` gives those of the identities that it has.
 
         Two with one identity are the first and its repeat. With `now`, a sample that has expired and waits here makes
-        room for the one that comes with its identity; `in_lake` leaves expired ones out itself.
+        room for the one that comes with its identity; `in_lake` leaves expired ones out itself. Identities in `unheard`
+        are made of a sample id that nobody has been given yet: nothing is looked up for these.
         """
         wanted = [
             [self._entry(SAMPLES, one.row, now), *self._entries(one.feedback, one.labels, now)] for one in samples
         ]
-        keys = list(dict.fromkeys(entries[0]["row_key"] for entries in wanted))
+        all_keys = dict.fromkeys(entries[0]["row_key"] for entries in wanted)
+        keys = [key for key in all_keys if key not in unheard]
         while True:
-            with self.registry.read() as connection:
-                waiting, drained = self._ids(connection, keys), self._last_finished(connection)
-                over = self._expired(connection, waiting, now)
-            if over:
-                self._make_room(over)
-                continue
-            found = in_lake([key for key in keys if key not in waiting])
+            found: Mapping[str, str] = {}
+            drained = None
+            if keys:
+                with self.registry.read() as connection:
+                    waiting, drained = self._ids(connection, keys), self._last_finished(connection)
+                    over = self._expired(connection, waiting, now)
+                if over:
+                    self._make_room(over)
+                    continue
+                found = in_lake([key for key in keys if key not in waiting])
             with self.registry.write() as connection:
                 self._lock(connection, shared=True)
-                if self._last_finished(connection) != drained:
+                if keys and self._last_finished(connection) != drained:
                     continue  # as in put_sample
                 dead = self._dead(connection, found.values())
                 known = {key: sample_id for key, sample_id in found.items() if sample_id not in dead}
@@ -161,10 +177,10 @@ class Inbox:
                 # In one order everywhere: two that insert the same keys the other way round would lock each other out.
                 new.sort(key=lambda entries: str(entries[0]["row_key"]))
                 insert_many_new(connection, inbox, [entries[0] for entries in new])
-                ids = known | self._ids(connection, [key for key in keys if key not in known])
+                ids = known | self._ids(connection, [key for key in all_keys if key not in known])
                 mine = [entries for entries in new if ids.get(entries[0]["row_key"]) == entries[0]["sample_id"]]
                 insert_many_new(connection, inbox, [entry for entries in mine for entry in entries[1:]])
-            if len(ids) == len(keys):
+            if len(ids) == len(all_keys):
                 pairs = [(ids[entries[0]["row_key"]], entries[0]["sample_id"]) for entries in wanted]
                 return [Put(first, first == sample_id) for first, sample_id in pairs]
 
@@ -206,14 +222,6 @@ class Inbox:
         dead = self._dead(connection, {entry["sample_id"] for entry in entries})
         insert_many_new(connection, inbox, [entry for entry in entries if entry["sample_id"] not in dead])
         return dead
-
-    def put_feedback(self, rows: Sequence[Row], *, now: datetime | None = None) -> None:
-        """`put` for feedback alone."""
-        self.put(feedback=rows, now=now)
-
-    def put_labels(self, rows: Sequence[Row], *, now: datetime | None = None) -> None:
-        """`put` for labels alone."""
-        self.put(labels=rows, now=now)
 
     # reading
 
@@ -357,10 +365,8 @@ class Inbox:
         """Those of the identities whose sample waits here, with the sample's id."""
         found: dict[str, str] = {}
         for start in range(0, len(identities), 500):
-            query = sa.select(inbox.c.row_key, inbox.c.sample_id).where(
-                self._mine(), inbox.c.table_name == SAMPLES.name, inbox.c.row_key.in_(identities[start : start + 500])
-            )
-            found |= {row.row_key: row.sample_id for row in connection.execute(query)}
+            these = {"workspace": self.registry.workspace, "identities": identities[start : start + 500]}
+            found |= dict(connection.execute(_IDS, these).all())
         return found
 
     def _expired(self, connection: sa.Connection, waiting: Mapping[str, str], now: datetime | None) -> list[str]:
@@ -391,8 +397,7 @@ class Inbox:
         return not here <= seen.label_ids or self._last_finished(connection) != seen.drained
 
     def _last_finished(self, connection: sa.Connection) -> int | None:
-        done = sa.select(sa.func.max(batches.c.batch)).where(self._my_batches(), batches.c.done_at.is_not(None))
-        return connection.execute(done).scalar()
+        return connection.execute(_LAST_FINISHED, {"workspace": self.registry.workspace}).scalar()
 
     def _unfinished(self, connection: sa.Connection) -> int | None:
         waiting = sa.select(sa.func.min(batches.c.batch)).where(self._my_batches(), batches.c.done_at.is_(None))

@@ -34,6 +34,10 @@ _SHOWN: Final = 11
 #: The time of the last use is written once in this long.
 _NOTED_EVERY: Final = timedelta(minutes=1)
 _WORKSPACE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+#: Made once: every call asks it.
+_BY_HASH: Final = sa.select(api_keys).where(
+    api_keys.c.key_hash == sa.bindparam("hashed"), api_keys.c.revoked_at.is_(None)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +138,8 @@ class Keys:
         One indexed read. That it was used is written at most once a minute per process; without `note` by nobody.
         """
         now = now or datetime.now(UTC)
-        query = sa.select(api_keys).where(api_keys.c.key_hash == _hash(text), api_keys.c.revoked_at.is_(None))
         with self.registry.read() as connection:
-            row = connection.execute(query).mappings().one_or_none()
+            row = connection.execute(_BY_HASH, {"hashed": _hash(text)}).mappings().one_or_none()
         if row is None:
             return None
         key = _key(row)

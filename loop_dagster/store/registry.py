@@ -365,9 +365,14 @@ def insert_new(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any
 
 def insert_many_new(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows that have the same columns; those whose unique key is there already are left as they are."""
-    insert = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     if rows:
-        connection.execute(insert(table).on_conflict_do_nothing(), [dict(row) for row in rows])
+        connection.execute(_insert_new(connection.dialect.name, table), [dict(row) for row in rows])
+
+
+@functools.cache
+def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
+    insert = postgres_insert if dialect == "postgresql" else sqlite_insert
+    return insert(table).on_conflict_do_nothing()
 
 
 def put_row(connection: sa.Connection, table: sa.Table, row: Mapping[str, Any]) -> None:

@@ -21,6 +21,10 @@ from loop_dagster.store.schema import sources
 
 #: Characters of a source's name.
 MAX_SOURCE: Final = 200
+#: Made once: captures ask it.
+_MANY: Final = sa.select(sources).where(
+    sources.c.workspace == sa.bindparam("workspace"), sources.c.source.in_(sa.bindparam("names", expanding=True))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,9 @@ class Sources:
 
     def get_many(self, names: Collection[str]) -> dict[str, Source]:
         """Sources by name, as `get`; the names are clean."""
-        wanted = sa.and_(sources.c.workspace == self.registry.workspace, sources.c.source.in_(list(names)))
+        wanted = {"workspace": self.registry.workspace, "names": list(names)}
         with self.registry.read() as connection:
-            rows = connection.execute(sa.select(sources).where(wanted)).mappings().all()
+            rows = connection.execute(_MANY, wanted).mappings().all()
         return {name: Source(name) for name in names} | {row["source"]: source_of(row) for row in rows}
 
     def put(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +24,7 @@ import sqlalchemy as sa
 from running_api import Api
 from uuid_utils import uuid7
 
-from loop_dagster.api.captures import Asked, Captures, Planned
+from loop_dagster.api.captures import SIBLINGS, Asked, Captures, Planned
 from loop_dagster.errors import BadRequest, RegistryNotReady
 from loop_dagster.rules import canonical
 from loop_dagster.settings import Settings
@@ -130,6 +132,49 @@ def test_one_that_is_refused_takes_no_other_with_it(store: Store, captures: Capt
         with pytest.raises(BadRequest):
             future.result(20)
     assert store.samples.count() == 2
+
+
+def test_on_an_event_loop_each_has_its_own_end_and_who_has_gone_is_not_stored(store: Store, captures: Captures) -> None:
+    def refuse(_source: Source) -> Planned:
+        raise BadRequest("No.")
+
+    async def three() -> list[Any]:
+        go = held(store, captures)
+        plans = [asked(store, planned("One.")), Asked(store, "shop", refuse), asked(store, planned("Gone."))]
+        tasks = [asyncio.create_task(captures.stored(plan)) for plan in plans]
+        await asyncio.sleep(0.1)
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    stored, refused, gone = asyncio.run(three())
+    assert stored["captured"] and not stored["already_present"]
+    assert isinstance(refused, BadRequest) and isinstance(gone, asyncio.CancelledError)
+    assert store.samples.count() == 1
+
+
+def test_a_loop_that_was_closed_meanwhile_takes_no_other_end_with_it(store: Store, captures: Captures) -> None:
+    go = held(store, captures)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(captures.stored(asked(store, planned("For nobody."))))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.stop()
+    loop.close()
+    kept = captures.put(asked(store, planned("Kept.")))
+    go.set()
+    assert kept.result(20)["captured"]
+    assert captures.put(asked(store, planned("Later."))).result(20)["captured"]
+    assert not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as it is meant here
+
+
+def test_one_alone_never_waits_for_others(store: Store, captures: Captures, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("loop_dagster.api.captures.time", SimpleNamespace(sleep=waited.append))
+    for number in range(SIBLINGS):
+        assert captures.put(asked(store, planned(f"Alone {number}"))).result(20)["captured"]
+    assert waited == []
 
 
 def test_the_same_request_together_is_stored_once(store: Store, captures: Captures) -> None:

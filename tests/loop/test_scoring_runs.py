@@ -127,10 +127,10 @@ def test_what_a_person_says_later_wins_and_is_never_asked_about(home: Path, tiny
         pipeline = made(store, tiny_model)
         fill(store, pipeline, 0, 10)
         ids = store.samples.keys().samples.sort("created_at", "sample_id").collect()["sample_id"].to_list()
-        store.inbox.put_feedback([feedback_row(ids[0], "rejected", None, None, now())])
+        store.inbox.put(feedback=[feedback_row(ids[0], "rejected", None, None, now())])
         assert run(store, pipeline).picked == 9
         assert ids[0] not in dict(scores(store))
-        store.inbox.put_feedback([feedback_row(ids[1], "rejected", None, None, now())])
+        store.inbox.put(feedback=[feedback_row(ids[1], "rejected", None, None, now())])
         selection = scoring.measure(store, pipeline, None, now()).selection
         taught = dict(selection.rows.select("sample_id", "teaches").iter_rows())
         assert taught[ids[1]] == "rejected"

@@ -120,6 +120,21 @@ def test_one_look_says_what_consent_depends_on(registry: Registry) -> None:
     assert capturing.look("gpt", ["support", "billing"], None, NOW).known == frozenset()
 
 
+def test_what_nobody_can_have_sent_before_is_not_looked_up(registry: Registry) -> None:
+    def asked_for(identities: Collection[str]) -> dict[str, str]:
+        assert list(identities) == [old.row["identity"]]
+        return {str(old.row["identity"]): "lake"}
+
+    inbox, old, fresh = Inbox(registry), new("old"), new("fresh")
+    unheard = {str(fresh.row["identity"])}
+    puts = inbox.put_samples([old, fresh], in_lake=asked_for, unheard=unheard, now=NOW)
+    assert [put.stored for put in puts] == [False, True]
+    # Where the promise does not hold, the first one stays and is named all the same.
+    assert inbox.put_samples([fresh], in_lake=asked_for, unheard=unheard, now=NOW)[0].stored
+    twin = new("fresh")  # of another id
+    assert inbox.put_samples([twin], in_lake=asked_for, unheard=unheard, now=NOW) == [(fresh.row["sample_id"], False)]
+
+
 # counters
 
 

@@ -150,8 +150,8 @@ def test_feedback_and_labels_land_together_or_not_at_all(inbox: Inbox) -> None:
         inbox.put(feedback=[feedback("f2", "s1")], labels=[label("l2", "s1", label=None)])
     inbox.put(feedback=[feedback("f1", "s1")], labels=[label("l3", "s1")])  # f1 once more: kept once
     assert ids(inbox.waiting_frames()) == {"samples": [], "feedback": ["f1"], "labels": ["l1", "l3"]}
-    inbox.put_feedback([feedback("f4", "s1")])
-    inbox.put_labels([])
+    inbox.put(feedback=[feedback("f4", "s1")])
+    inbox.put(labels=[])
     assert inbox.pending().rows == 4
 
 
@@ -183,7 +183,7 @@ def test_rows_that_the_table_does_not_take(sqlite_registry: Registry, row: dict[
 def test_more_rows_that_cannot_be(sqlite_registry: Registry) -> None:
     inbox = Inbox(sqlite_registry)
     with pytest.raises(BadRequest, match="score must be finite"):
-        inbox.put_feedback([feedback("f", "s", verdict="scored", score=float("nan"))])
+        inbox.put(feedback=[feedback("f", "s", verdict="scored", score=float("nan"))])
     with pytest.raises(BadRequest, match="about that sample"):
         inbox.put_sample(sample("s1"), feedback=[feedback("f", "s2")])
 
@@ -442,7 +442,7 @@ def test_of_feedback_against_deletion_nothing_stays(inbox: Inbox) -> None:
         def give(name: str = name, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
             try:
-                inbox.put_feedback([feedback(f"f{name}", name)])
+                inbox.put(feedback=[feedback(f"f{name}", name)])
             except NotFound:
                 return
 

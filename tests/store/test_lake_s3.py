@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
-import boto3
 import pytest
-from moto.moto_server import threaded_moto_server
-from moto.server import ThreadedMotoServer
+import s3_server
 
 from loop_dagster.store.identities import Identities
 from loop_dagster.store.lake import Lake
@@ -31,37 +28,10 @@ def row(name: str) -> dict[str, object]:
     }
 
 
-class _OneAtATime(threaded_moto_server.DomainDispatcherApplication):
-    """A store's conditional put is one act; this server looks and writes in two, so it takes one call at a time."""
-
-    _turn = threading.Lock()
-
-    def __call__(self, environ: Any, start_response: Any) -> Any:
-        with self._turn:
-            return list(super().__call__(environ, start_response))
-
-
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, str]]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(threaded_moto_server, "DomainDispatcherApplication", _OneAtATime)
-        server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
-    )
-    client.create_bucket(Bucket="lake")
-    yield {
-        "aws_endpoint_url": endpoint,
-        "aws_region": "us-east-1",
-        "aws_access_key_id": "k",
-        "aws_secret_access_key": "s",
-        "aws_allow_http": "true",
-        "aws_conditional_put": "etag",
-    }
-    server.stop()
+    with s3_server.running("lake") as options:
+        yield options
 
 
 def test_a_table_on_s3_does_what_a_folder_does(options: dict[str, str]) -> None:

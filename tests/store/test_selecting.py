@@ -80,7 +80,7 @@ def test_a_sample_that_was_trained_on_and_marked_wrong_later_says_both(store: St
     store.attempts.note(attempt.run_id, adapter_digest="0" * 64)
     said = {"feedback_id": "f", "sample_id": taken["sample_id"], "verdict": "rejected", "origin": "here"}
     nothing = dict.fromkeys(("right_answer", "right_key", "right_bytes", "score", "reason"))
-    store.inbox.put_feedback([{**said, **nothing, "created_at": NOW}], now=NOW)
+    store.inbox.put(feedback=[{**said, **nothing, "created_at": NOW}], now=NOW)
     [state] = states_of(store, pipeline, NOW).to_dicts()
     assert (state["state"], state["attempt_no"]) == ("trained", 1)
     assert "It is not trained on again: it was marked wrong" in state["reason"]
