@@ -246,7 +246,7 @@ def test_a_setting_that_is_none_is_named_where_it_was_given(
     assert (said.status, "drain_row in settings.yaml: there is no such setting" in said.errors) == (2, True)
     (home / "settings.yaml").unlink()
     monkeypatch.setenv("LOOP_DRAIN_ROWS", "none")
-    assert "LOOP_DRAIN_ROWS:" in loop("pipelines", "list").errors
+    assert "LOOP_DRAIN_ROWS must be a whole number." in loop("pipelines", "list").errors
 
 
 def test_on_a_read_only_file_system_what_is_there_can_be_read(
