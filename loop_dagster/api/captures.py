@@ -113,7 +113,7 @@ class Captures:
                 if item is not None:
                     batch.append(item)
             together = len(batch)
-            self._answer([(asked, waits) for asked, waits in batch if not waits.cancelled()])
+            self._answer([(asked, waits) for asked, waits in batch if _is_wanted(waits)])
             if end:
                 return
 
@@ -127,6 +127,11 @@ class Captures:
             except Exception as error:  # the thread goes on, and every caller hears of it
                 ends = [error] * len(group)
             _tell([(waits, end) for (_asked, waits), end in zip(group, ends, strict=True)])
+
+
+def _is_wanted(waits: _Waits) -> bool:
+    """Whether somebody still waits; a thread cannot go from here on."""
+    return not waits.cancelled() if isinstance(waits, asyncio.Future) else waits.set_running_or_notify_cancel()
 
 
 def _tell(ends: Sequence[tuple[_Waits, Answer | Exception]]) -> None:
