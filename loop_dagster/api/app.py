@@ -81,11 +81,11 @@ def create_app(store: Store) -> FastAPI:
     app.state.gateway = Gateway(app.state.stores)
     app.state.captures = Captures()
     problems.install(app)
-    app.include_router(_health)
     # What is not built stands before the rest: its fixed addresses would else read as ids of a built route. As routes
     # of the app itself, since one that is included is looked through twice for every call.
-    for module in (*OFTEN, not_built, *(one for one in ROUTERS if one not in OFTEN)):
-        app.router.routes.extend(module.router.routes)
+    rest = [one for one in ROUTERS if one not in OFTEN]
+    for router in (*(one.router for one in OFTEN), not_built.router, *(one.router for one in rest), _health):
+        app.router.routes.extend(router.routes)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]  # the way that FastAPI documents
     return app
 
@@ -105,7 +105,7 @@ _health = APIRouter(tags=["health"])
 
 
 @_health.get("/health")
-def health() -> dict[str, str]:
+async def health() -> dict[str, str]:
     """Whether the process answers; it asks for no key and says nothing else."""
     return {"status": "ok"}
 

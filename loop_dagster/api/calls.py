@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from fastapi import Depends, Request
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 
 from loop_dagster.api.bodies import Sent, read
 from loop_dagster.api.errors import Forbidden, Unauthorized
@@ -33,9 +34,12 @@ from loop_dagster.store.registry import Registry
 
 #: Characters of an Idempotency-Key.
 MAX_IDEMPOTENCY_KEY: Final = 255
+_READS: Final = ("GET", "HEAD", "OPTIONS")
 #: Seconds that a call waits for the answer of the same one under way; then it is told to come again.
 WAIT_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.05
+#: Who waits on the event loop looks less and less often, down to this.
+_LOOK_LAST_S: Final = 0.5
 #: Readings of all samples at once in one process: each takes some hundred MB at a million, and the others wait.
 WHOLE_READS: Final = threading.BoundedSemaphore(4)
 _T = TypeVar("_T")
@@ -51,6 +55,7 @@ class Stores:
         self._known = {store.registry.workspace: store}
         self._lock = threading.Lock()
         self._keys = ThreadPoolExecutor(1, "keys")  # its own: slow reads may hold every thread of the others
+        self._notes = ThreadPoolExecutor(1, "notes")  # a write, which may have to wait: nobody waits for it
         self._asked: dict[str, list[asyncio.Future[ApiKey | None]]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -75,7 +80,11 @@ class Stores:
         return await found
 
     def _find(self, texts: Sequence[str]) -> list[ApiKey | None]:
-        return [self.home.keys.find(text) for text in texts]
+        found = [self.home.keys.find(text, note=False) for text in texts]
+        for key in found:
+            if key is not None and self.home.keys.is_worth_noting(key):
+                self._notes.submit(self.home.keys.note, key)
+        return found
 
     async def _look_up(self) -> None:
         while self._asked:
@@ -93,6 +102,7 @@ class Stores:
 
     def close(self) -> None:
         self._keys.shutdown()
+        self._notes.shutdown(wait=False, cancel_futures=True)
         for store in self._known.values():
             store.registry.dispose()
 
@@ -125,11 +135,13 @@ class Caller:
         """How timelines name the caller."""
         return f"key:{self.key.key_id}"
 
-    @property
-    def repeated_as(self) -> tuple[str, str] | None:
-        """What a call and its repeats have in common: the caller's Idempotency-Key; None without one."""
+    def repeated_as(self, sent: Sent) -> tuple[str, ...] | None:
+        """What a call and its repeats have in common: the caller's Idempotency-Key and what was sent; None without one.
+
+        What was sent, since the key is free for something else once its day is over.
+        """
         name = self.request.headers.get("idempotency-key")
-        return None if name is None else (self.key.key_id, name)
+        return None if name is None else (self.key.key_id, name, self._fingerprint(sent))
 
     def may(self, scope: Scope) -> bool:
         return scope in self.key.scopes
@@ -185,8 +197,23 @@ class Caller:
             calls.settle(turn, status, done)
         return JSONResponse(shown(done), status)
 
+    async def first_one(self) -> None:
+        """Wait for the same call under way, if there is one. Raises CallUnderWay where that takes too long.
+
+        Here and not in `once`, which holds one of the few threads that answer all the others.
+        """
+        name = self.request.headers.get("idempotency-key")
+        if name is None or self.workspace is None:
+            return
+        calls, give_up, pause = self.store.calls, time.monotonic() + WAIT_S, _LOOK_EVERY_S
+        while await run_in_threadpool(calls.is_under_way, self.key.key_id, name):
+            if time.monotonic() > give_up:
+                raise CallUnderWay
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LOOK_LAST_S)
+
     def _turn(self, name: str, fingerprint: str) -> Turn | Answered:
-        """The turn, or the first call's answer, which a second one at the same moment waits for."""
+        """The turn, or the first call's answer, for which one that comes at the very same moment waits here."""
         give_up = time.monotonic() + WAIT_S
         while True:
             try:
@@ -225,6 +252,8 @@ def needs(scope: Scope | None, *, any_parameters: bool = False) -> Callable[[Req
         found = caller_of(request, stores, key)
         if scope is not None:
             found.must(scope)
+        if request.method not in _READS:
+            await found.first_one()
         return found
 
     return caller

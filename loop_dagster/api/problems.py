@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loop_dagster.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, LoopError
@@ -120,7 +121,16 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code
     said = _MESSAGES.get(status) or HTTPStatus(status).phrase + "."
     body = _shaped(_envelope(_CODES.get(status, "BAD_REQUEST"), said), status, request.url.path)
-    return JSONResponse(body, status, error.headers)
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_methods_at(request))
+    return JSONResponse(body, status, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Every method of an address; the framework names those of its first route alone, and each of ours has one."""
+    fitting = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in fitting for method in getattr(route, "methods", None) or ()})
 
 
 async def _bad_request(request: Request, error: Exception) -> JSONResponse:

@@ -337,7 +337,7 @@ def _calls_of(message: Message) -> list[tuple[str, Any]]:
         function = call.get("function", call)
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
         calls.append((str(function.get("name")), arguments))
     return calls

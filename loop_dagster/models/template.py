@@ -369,7 +369,7 @@ def _arguments(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return json.loads(_canonical(value))
 

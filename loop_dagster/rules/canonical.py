@@ -22,10 +22,16 @@ import xxhash
 
 Json: TypeAlias = Any
 Message: TypeAlias = dict[str, Any]
-UnreadableCode: TypeAlias = Literal["not_utf8", "not_json", "not_finite", "lone_surrogate", "too_deep", "name_twice"]
+UnreadableCode: TypeAlias = Literal[
+    "not_utf8", "not_json", "not_finite", "number_too_large", "lone_surrogate", "too_deep", "name_twice"
+]
 
 #: What is no JSON at all; the other codes are about JSON that cannot be kept.
 NO_JSON: Final[frozenset[UnreadableCode]] = frozenset({"not_utf8", "not_json"})
+#: Characters of a number: Python reads whole ones of up to 4,300 digits.
+MAX_NUMBER: Final = 4_000
+#: Bits of a whole number that Python writes as text without complaint.
+_MAX_BITS: Final = 10_000
 #: Nested arrays and objects that a document may have; JSON schemas of tools seldom pass 20.
 MAX_DEPTH: Final = 100
 
@@ -33,6 +39,7 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "not_utf8": "The row is not UTF-8 text.",
     "not_json": "The row is not valid JSON.",
     "not_finite": "The row has NaN or Infinity, which are no JSON numbers.",
+    "number_too_large": f"The row has a number of more than {MAX_NUMBER:,} digits, or a fraction beyond 1.8e308.",
     "lone_surrogate": "The row has half of a surrogate pair (a broken emoji or \\ud800 alone), which is no text.",
     "name_twice": "The row has a name twice in one object, and which of the two was meant cannot be told.",
     "too_deep": f"The row nests arrays and objects deeper than {MAX_DEPTH}.",
@@ -71,6 +78,18 @@ def _refuse_constant(_: str) -> NoReturn:
     raise UnreadableJsonError("not_finite")
 
 
+def _whole(text: str) -> Number:
+    if len(text) > MAX_NUMBER:
+        raise UnreadableJsonError("number_too_large")
+    return Number(text)
+
+
+def _broken(text: str) -> Number:
+    if len(text) > MAX_NUMBER or math.isinf(float(text)):
+        raise UnreadableJsonError("number_too_large")
+    return Number(text)
+
+
 def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -88,9 +107,9 @@ def doubled(names: Iterable[str]) -> str | None:
     return None
 
 
-_scan: Final = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant=_refuse_constant).raw_decode
+_scan: Final = json.JSONDecoder(parse_int=_whole, parse_float=_broken, parse_constant=_refuse_constant).raw_decode
 _scan_once: Final = json.JSONDecoder(
-    parse_int=Number, parse_float=Number, parse_constant=_refuse_constant, object_pairs_hook=_once
+    parse_int=_whole, parse_float=_broken, parse_constant=_refuse_constant, object_pairs_hook=_once
 ).raw_decode
 _BLANK: Final = " \t\n\r"
 
@@ -190,7 +209,9 @@ def spelled(value: object, *, depth: int = 0) -> Json:
             raise UnreadableJsonError("lone_surrogate")
         return str(value)
     if isinstance(value, int):
-        return Number(int.__repr__(value)) if value.bit_length() < 10_000 else _refuse_size()
+        if value.bit_length() > _MAX_BITS:
+            raise UnreadableJsonError("number_too_large")
+        return _whole(int.__repr__(value))
     if isinstance(value, float):
         if not math.isfinite(value):
             raise UnreadableJsonError("not_finite")
@@ -204,10 +225,6 @@ def spelled(value: object, *, depth: int = 0) -> Json:
     if isinstance(value, list | tuple):
         return [spelled(inner, depth=depth + 1) for inner in value]
     raise UnreadableJsonError("not_json")
-
-
-def _refuse_size() -> NoReturn:
-    raise UnreadableJsonError("not_json")  # Python cannot write an integer of that size as text
 
 
 # messages

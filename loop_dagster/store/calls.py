@@ -64,7 +64,7 @@ class Calls:
         last 24 hours, CallUnderWay while the first call is not answered.
         """
         now = now or datetime.now(UTC)
-        call_key = hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "replace")).hexdigest()
+        call_key = _key(owner, name)
         token = str(uuid4())
         row = {
             "workspace": self.registry.workspace,
@@ -95,6 +95,13 @@ class Calls:
                 raise CallUnderWay
             connection.execute(sa.update(calls).where(self._is(call_key)).values(token=token, created_at=now))
             return Turn(call_key, token)
+
+    def is_under_way(self, owner: str, name: str, *, now: datetime | None = None) -> bool:
+        """Whether `begin` would raise CallUnderWay for the same call; nothing is written."""
+        now = now or datetime.now(UTC)
+        waits = sa.and_(self._is(_key(owner, name)), calls.c.status.is_(None), calls.c.created_at > now - TURN)
+        with self.registry.read() as connection:
+            return connection.execute(sa.select(calls.c.call_key).where(waits)).first() is not None
 
     @contextlib.contextmanager
     def under_way(self, turn: Turn) -> Iterator[None]:
@@ -158,3 +165,7 @@ class Calls:
 
     def _is(self, call_key: str) -> sa.ColumnElement[bool]:
         return sa.and_(calls.c.workspace == self.registry.workspace, calls.c.call_key == call_key)
+
+
+def _key(owner: str, name: str) -> str:
+    return hashlib.sha256(f"{owner}\0{name}".encode("utf-8", "replace")).hexdigest()

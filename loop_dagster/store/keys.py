@@ -150,19 +150,19 @@ class Keys:
     def note(self, key: ApiKey, *, now: datetime | None = None) -> None:
         """Write that a key was used, unless this process did so within the last minute."""
         now = now or datetime.now(UTC)
-        if self._is_worth_noting(key, now):
-            # Whoever may only read, or meets a full disk, is still let in to read.
-            with contextlib.suppress(RegistryUnavailable), self.registry.write() as connection:
-                used = sa.update(api_keys).where(api_keys.c.key_id == key.key_id)  # of whichever workspace made it
-                connection.execute(used.values(last_used_at=now))
-
-    def _is_worth_noting(self, key: ApiKey, now: datetime) -> bool:
         with self._lock:
-            last = max((at for at in (self._noted.get(key.key_id), key.last_used_at) if at), default=None)
-            if last is not None and now - last < _NOTED_EVERY:
-                return False
+            if not self.is_worth_noting(key, now=now):
+                return
             self._noted[key.key_id] = now
-            return True
+        # Whoever may only read, or meets a full disk, is still let in to read.
+        with contextlib.suppress(RegistryUnavailable), self.registry.write() as connection:
+            used = sa.update(api_keys).where(api_keys.c.key_id == key.key_id)  # of whichever workspace made it
+            connection.execute(used.values(last_used_at=now))
+
+    def is_worth_noting(self, key: ApiKey, *, now: datetime | None = None) -> bool:
+        """Whether `note` would write."""
+        last = max((at for at in (self._noted.get(key.key_id), key.last_used_at) if at), default=None)
+        return last is None or (now or datetime.now(UTC)) - last >= _NOTED_EVERY
 
     def _mine(self) -> sa.ColumnElement[bool]:
         return api_keys.c.workspace == self.registry.workspace

@@ -153,6 +153,7 @@ def test_a_key_of_several_workspaces_names_the_one_it_means(api: Api, theirs: tu
         ("GET", "/api/loop/pipelines?q=%00", 400, "BAD_REQUEST"),
         ("GET", "/api/loop/training-runs?state=tired", 400, "BAD_REQUEST"),
         ("GET", "/api/loop/training-runs?result=won", 400, "BAD_REQUEST"),
+        ("GET", "/api/loop/traces?label=", 400, "BAD_REQUEST"),
         ("GET", "/api/loop/training-runs/12", 404, "NOT_FOUND"),
         ("GET", "/api/loop/training-runs/x-0000%2F99999999999999999999999", 404, "NOT_FOUND"),
         ("GET", "/api/loop/benchmarks", 501, "NOT_BUILT"),
@@ -165,9 +166,26 @@ def test_every_error_has_the_one_shape(api: Api, method: str, path: str, status:
     answered = api.call(method, path)
     body = envelope(answered, status, code)
     if "?" in path and status == 400:
-        assert re.search(r"limit|offset|status|state|result|parameter", body["error"]["message"])
+        assert re.search(r"limit|offset|status|state|result|label|parameter", body["error"]["message"])
     if status == 405:
         assert answered.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/api/loop/traces", "GET, POST"),
+        ("/api/loop/traces/x", "DELETE, GET"),
+        ("/api/loop/configs/x", "GET, PUT"),
+        ("/api/loop/datasets/x", "DELETE, GET, PUT"),
+        ("/api/loop/benchmarks", "GET, POST"),
+        ("/health", "GET"),
+    ],
+)
+def test_an_address_names_all_its_methods(api: Api, path: str, methods: str) -> None:
+    answered = api.call("PATCH", path)
+    envelope(answered, 405, "METHOD_NOT_ALLOWED")
+    assert answered.headers["Allow"] == methods
 
 
 def test_the_description_and_the_docs_are_open(api: Api) -> None:

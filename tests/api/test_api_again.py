@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -154,6 +156,49 @@ def test_a_call_whose_first_one_never_ends_is_told_to_come_again(
     answered = make(api, "Stuck", model, once="stuck")
     assert (answered.status_code, answered.json()["error"]["code"]) == (409, "CONFLICT")
     assert answered.headers["Retry-After"]
+
+
+def test_who_waits_for_a_first_call_holds_no_thread(
+    api: Api, model: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More repeats than there are threads, of calls whose process was killed; lists and health answer meanwhile."""
+    monkeypatch.setattr("loop_dagster.api.calls.WAIT_S", 3.0)
+    key = next(one for one in api.store.keys.list() if one.name == "tests")
+    for number in range(45):
+        api.store.calls.begin(key.key_id, f"killed {number}", "whatever was sent")
+    with ThreadPoolExecutor(45) as threads:
+        waiting = [threads.submit(make, api, f"Name {number}", model, once=f"killed {number}") for number in range(45)]
+        time.sleep(0.5)
+        assert api.http.get("/health").status_code == 200
+        assert api.call("GET", "/api/loop/configs").status_code == 200
+        assert not any(one.done() for one in waiting)
+        assert {one.result().status_code for one in waiting} == {409}
+
+
+def test_a_key_is_free_for_something_else_after_its_day(api: Api) -> None:
+    api.client.loop.set_config("days", True)
+
+    def capture(text: str) -> dict[str, Any]:
+        said = {"deployment_id": "days", "model": "m", "messages": [{"role": "user", "content": text}]}
+        sent = {"json": {**said, "completion": "Yes."}, "headers": {"Idempotency-Key": "daily"}}
+        found: dict[str, Any] = api.call("POST", "/api/loop/traces", **sent).json()
+        return found
+
+    monday = capture("Monday")
+    assert capture("Monday")["trace_id"] == monday["trace_id"]
+    with api.store.registry.write() as connection:
+        connection.execute(sa.update(idempotent_calls).values(created_at=datetime.now(UTC) - timedelta(days=2)))
+    wednesday = capture("Wednesday")
+    assert (wednesday["captured"], wednesday["already_present"]) == (True, False)
+    assert api.client.loop.get_trace(wednesday["trace_id"])["messages"][0]["content"] == "Wednesday"
+
+
+def test_a_key_whose_use_cannot_be_written_now_holds_up_no_read(api: Api) -> None:
+    fresh = api.new_key()
+    with api.store.registry.write():
+        began = time.monotonic()
+        assert api.call("GET", "/api/loop/configs", key=fresh).status_code == 200
+        assert time.monotonic() - began < 5, "SQLite's writers wait up to 30 s"
 
 
 @pytest.mark.parametrize("drained", [False, True])

@@ -53,6 +53,46 @@ def test_nothing_is_recorded_without_consent(api: Api, pipeline: dict[str, Any])
     ]
     assert kept[::2] == kept[1::2] == [is_kept("a share", f"c{number}", 0.5) for number in range(20)]
     assert loop.list_traces()["total"] == before + sum(kept)
+    for number in range(20):  # without a name, a conversation is known by how it begins, in any form and with any ids
+        first = ask(f"Conversation {number}")
+        parts = [first[0], {"role": "user", "content": [{"type": "text", "text": first[1]["content"]}]}]
+        turns = [first, parts, [*first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "Then?"}]]
+        kept = [
+            loop.capture("a share", "m", turn, "A", request_id=f"r{number}-{at}")["captured"]
+            for at, turn in enumerate(turns)
+        ]
+        assert len(set(kept)) == 1
+
+
+def test_an_id_that_was_made_here_is_nobodys_request_id(api: Api, pipeline: dict[str, Any]) -> None:
+    one = capture(api, "The first")
+    other = capture(api, "The second", request_id=one)
+    assert other != one
+
+
+@pytest.mark.parametrize("number", ["9" * 4301, "1e999", "-1e400"])
+def test_a_number_that_could_not_be_read_again_is_refused(api: Api, pipeline: dict[str, Any], number: str) -> None:
+    tools = f'[{{"type":"function","function":{{"name":"f","parameters":{{"maximum":{number}}}}}}}]'
+    said = '"messages":[{"role":"user","content":"Q"}],"completion":"A"'
+    body = f'{{"deployment_id":"desk","model":"m",{said},"tools":{tools}}}'
+    sent: dict[str, Any] = {"content": body, "headers": {"Content-Type": "application/json"}}
+    refused = api.call("POST", "/api/loop/traces", **sent)
+    assert refused.status_code == 400 and "number" in refused.json()["error"]["message"]
+    turns = '[{"role":"user","content":"Q"},{"role":"assistant","content":"A"}]'
+    rows = f'{{"source":"desk","rows":[{{"messages":{turns},"tools":{tools}}}]}}'
+    answered = api.call("POST", "/api/loop/import", **{**sent, "content": rows}).json()
+    assert (answered["imported"], answered["refused_rows"][0]["code"]) == (0, "number_too_large")
+
+
+def test_a_long_number_that_can_be_read_again_is_kept(api: Api, pipeline: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": int("9" * 4000)}}}]
+    sample = capture(api, "Long?", tools=tools)
+    assert api.client.loop.get_trace(sample)["tools"] == tools
+
+
+def test_question_and_answer_may_hold_the_same_characters(api: Api, pipeline: dict[str, Any]) -> None:
+    found = api.client.loop.get_trace(capture(api, "A\0B", "C\0D"))
+    assert (found["messages"][-1]["content"], found["completion"]) == ("A\0B", "C\0D")
 
 
 def test_an_exchange_is_recorded_redacted_and_read_back(api: Api, pipeline: dict[str, Any]) -> None:

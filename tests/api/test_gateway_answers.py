@@ -105,6 +105,11 @@ def test_an_answer_that_is_not_over_is_none() -> None:
     assert read("openai", chunks("Half", finish=None, done=False), ended=True) == "incomplete"
     assert isinstance(read("openai", chunks("Whole", done=False), ended=False), Said)  # the finish says it
     assert isinstance(read("openai", chunks("Whole", finish=None), ended=False), Said)  # [DONE] does
+    reader = reader_for("openai", STREAM, "")
+    for piece in chunks("Broken off after its last word", done=False):
+        reader.feed(piece)
+    reader.cut()
+    assert reader.result() == "incomplete"  # the caller met an error
     assert read("anthropic", message_events(TEXT, stopped=False)) == "incomplete"
     error = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error"}}\n\n'
     assert read("anthropic", [*message_events(TEXT), error]) == "incomplete"

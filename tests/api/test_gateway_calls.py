@@ -147,9 +147,25 @@ def test_an_unknown_model_is_404_in_every_form(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(b'{"model":"gpt-a","messages":[{"role":"user","content":"half \\ud83d"}]}', id="half an emoji"),
+        pytest.param(b'\xef\xbb\xbf{"model":"gpt-a","messages":[]}', id="a byte order mark"),
+        pytest.param(b'{"model":"gpt-a","x":' + b"[" * 500 + b"]" * 500 + b"}", id="deep"),
+        pytest.param(b'{"model":"gpt-a","x":' + b"9" * 5_000 + b"}", id="a long number"),
+    ],
+)
+def test_what_an_upstream_may_understand_is_its_to_refuse(world: World, odd: bytes) -> None:
+    world.up.reply = lambda _: completion()
+    assert post(world, "/v1/chat/completions", odd, headers={"X-Loop-Pipeline": "support"}).status_code == 200
+    assert world.up.sent[-1].body == odd
+
+
+@pytest.mark.parametrize(
     ("body", "status", "named"),
     [
         (b"no json", 400, "JSON"),
+        (b'{"model":"gpt-a","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "deep"),
         (b"[]", 400, "object"),
         (b"{}", 400, "model"),
         (b'{"model": 7}', 400, "model"),

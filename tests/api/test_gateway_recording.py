@@ -251,6 +251,7 @@ def test_of_several_choices_the_first_is_the_sample(world: World) -> None:
     "reply",
     [
         pytest.param(Reply(events=chunks("Half", finish=None, done=False), cut=True), id="cut off"),
+        pytest.param(Reply(events=chunks("Half", done=False), cut=True), id="cut off after its last word"),
         pytest.param(Reply(events=chunks("Half", finish=None, done=False)), id="ended without an end"),
         pytest.param(Reply(events=[*chunks("Half"), b'data: {"error":{"message":"x"}}\n\n']), id="error"),
         pytest.param(Reply(events=chunks()), id="an empty stream"),

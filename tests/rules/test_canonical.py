@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize(
     "spelling",
-    ["1e2", "100", "100.0", "1E+2", "-0", "-0.0", "1.10", "0.1e-7", "123456789012345678901234567890", "9" * 5000],
+    ["1e2", "100", "100.0", "1E+2", "-0", "-0.0", "1.10", "0.1e-7", "123456789012345678901234567890", "9" * 4000],
 )
 def test_a_number_keeps_its_spelling(spelling: str) -> None:
     assert canonical.dumps(canonical.loads(f'{{"n": {spelling}, "t": "{spelling}"}}')) == (
@@ -52,6 +52,10 @@ def test_key_order_and_white_space_do_not_count_and_the_last_of_equal_keys_does(
         ("[NaN]", "not_finite"),
         ("[-Infinity]", "not_finite"),
         ('{"a": Infinity}', "not_finite"),
+        ("9" * 4001, "number_too_large"),
+        ("[-1e309]", "number_too_large"),
+        ("[" + "9" * 309 + ".0]", "number_too_large"),
+        ('{"a": 0.' + "1" * 4000 + "}", "number_too_large"),
         ('"\\ud83d"', "lone_surrogate"),
         ('{"\\udc00": 1}', "lone_surrogate"),
         ('"\\uD83D\\uD83D"', "lone_surrogate"),

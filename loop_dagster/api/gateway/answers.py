@@ -39,11 +39,16 @@ class Said:
 
 
 class Reader(Protocol):
-    """Reads one answer. `feed` takes what passed, `end` says that all of it did, `result` what it came to."""
+    """Reads one answer. `feed` takes what passed, `end` says that all of it did, `result` what it came to.
+
+    `cut` says that the upstream broke it off: the caller met an error, even if the last word had passed.
+    """
 
     def feed(self, data: bytes) -> None: ...
 
     def end(self) -> None: ...
+
+    def cut(self) -> None: ...
 
     def result(self) -> Said | Reason: ...
 
@@ -74,6 +79,9 @@ class WholeReader:
 
     def end(self) -> None:
         self._ended = True
+
+    def cut(self) -> None:
+        self._ended = False
 
     def result(self) -> Said | Reason:
         if self._size > MOST_READ:
@@ -142,7 +150,7 @@ class _Events(ABC):
         self.calls: dict[int, dict[str, Any]] = {}
         self.model: Json = None
         self.size = 0
-        self.finished = self.broken = False
+        self.finished = self.closed = self.broken = False  # all was said; its last event came; there is no answer
 
     @abstractmethod
     def take(self, data: bytes) -> None:
@@ -177,7 +185,7 @@ class _OpenAIEvents(_Events):
 
     def take(self, data: bytes) -> None:
         if data == b"[DONE]":
-            self.finished = True
+            self.finished = self.closed = True
             return
         event = orjson.loads(data)
         if event.get("error"):
@@ -231,7 +239,7 @@ class _AnthropicEvents(_Events):
             elif delta["type"] == "input_json_delta" and event["index"] in self.calls:
                 self._arguments(self.calls[event["index"]], delta["partial_json"])
         elif kind == "message_stop":
-            self.finished = True
+            self.finished = self.closed = True
         elif kind == "error":
             self.broken = True
 
@@ -271,6 +279,9 @@ class StreamReader:
     def end(self) -> None:
         """Some servers leave the last blank line out."""
         self.feed(b"\n\n")
+
+    def cut(self) -> None:
+        self._events.broken |= not self._events.closed
 
     def result(self) -> Said | Reason:
         events = self._events

@@ -31,12 +31,6 @@ class Asked:
     def __repr__(self) -> str:
         return f"Asked({len(self.messages)} messages)"
 
-    @property
-    def opening(self) -> str:
-        """What every turn of a conversation begins with: everything up to the first question of the user."""
-        first = next((at for at, turn in enumerate(self.messages) if turn["role"] == "user"), len(self.messages))
-        return canonical.dumps(self.messages[: first + 1])
-
 
 def read_asked(raw: bytes, shape: Shape) -> Asked:
     """The conversation in a body. Raises BadMessageError or UnreadableJsonError for what no sample can hold."""

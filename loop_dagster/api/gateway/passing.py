@@ -121,6 +121,7 @@ class Passing(Response):
                         reader.feed(chunk)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except httpx.HTTPError:
+                reader.cut()
                 return  # without the last event the server closes the connection: the caller sees the cut
             reader.end()
             if recording is not None:

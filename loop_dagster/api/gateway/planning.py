@@ -14,7 +14,7 @@ from typing import Final
 from loop_dagster.api.gateway.asked import Asked, BadMessageError, UnreadableJsonError, read_asked
 from loop_dagster.api.gateway.calls import Call
 from loop_dagster.rules import canonical
-from loop_dagster.rules.recording import is_kept
+from loop_dagster.rules.recording import is_kept, opening
 from loop_dagster.rules.tags import MAX_ON_SAMPLE, BadTag, tag
 from loop_dagster.store.capturing import Reason
 from loop_dagster.store.sources import Source
@@ -66,11 +66,11 @@ def plan(call: Call) -> Plan:
         asked = read_asked(call.raw, call.shape)
     except (BadMessageError, UnreadableJsonError):
         return Plan(source, now, labels=labels, unknown=unknown, refused="incomplete")
-    conversation = call.conversation or asked.opening
+    conversation = call.conversation or opening(asked.messages)
     if not known and not is_kept(source.name, conversation, source.sample_rate):
         return Plan(source, now, unknown=unknown)
     sample_id = look.first_id or store.capturing.new_id(now)
-    identity = asked_before or canonical.identity("request", source.name, sample_id)
+    identity = asked_before or canonical.identity("request", source.name, "", sample_id)
     return Plan(source, now, identity, sample_id, labels, unknown, asked, conversation=call.conversation)
 
 

@@ -25,7 +25,7 @@ from loop_dagster.api.rows.samples import read_issued, read_sample, trace_in_ful
 from loop_dagster.errors import BadRequest
 from loop_dagster.opening import states_of
 from loop_dagster.rules import canonical
-from loop_dagster.rules.recording import is_kept
+from loop_dagster.rules.recording import is_kept, opening
 from loop_dagster.rules.retention import captured_until
 from loop_dagster.rules.selection import selected
 from loop_dagster.rules.shapes import flag
@@ -54,7 +54,7 @@ class CaptureFeedback(Body):
 
 
 class Capture(Body):
-    """One exchange. `messages`, `tool_calls` and `tools` are read apart, so that their numbers stay as spelled."""
+    """One exchange. Its messages, tools and calls are read apart, so that their numbers stay as spelled."""
 
     deployment_id: str
     model: Word
@@ -96,7 +96,9 @@ def _read(raw: bytes) -> Capture:
     if not isinstance(whole, dict):
         raise BadRequest("The body must be a JSON object.")
     apart = {name: whole.pop(name) for name in _APART if whole.get(name) is not None}
-    wrong = next((name for name, value in apart.items() if not isinstance(value, list)), None)
+    if type(whole.get("completion")) is str:  # text of a sample may hold what names may not; a Number is a kind of text
+        apart["completion"] = whole.pop("completion")
+    wrong = next((name for name in _APART if not isinstance(apart.get(name, []), list)), None)
     if wrong is not None or "messages" not in apart:
         field = wrong or "messages"
         raise BadRequest(f"{field} must be a list.", field=field)
@@ -111,7 +113,7 @@ async def capture(request: Request) -> JSONResponse:
     caller = await writer(request)
     sent, given = await _capture_body(request)
     captures: Captures = request.app.state.captures
-    asked = Asked(caller.store, source_name(given.deployment_id), lambda source: _plan(caller, given, source))
+    asked = Asked(caller.store, source_name(given.deployment_id), lambda source: _plan(caller, sent, given, source))
     is_long = len(sent.raw) > _LONG
     if "idempotency-key" in request.headers:
         return await run_in_threadpool(
@@ -120,7 +122,7 @@ async def capture(request: Request) -> JSONResponse:
     return JSONResponse(await captures.stored(await run_in_threadpool(asked.planned) if is_long else asked))
 
 
-def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str, Any]:
+def _plan(caller: Caller, sent: Sent, given: Capture, source: Source) -> Planned | dict[str, Any]:
     """What is to be stored of an exchange whose source is set up like this, or the answer that says why nothing is."""
     moment = now()
     try:
@@ -137,13 +139,13 @@ def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str,
     words = [*source.tags, *(given.labels or ())]
     sample_id = str(uuid7())
     labels = label_rows(sample_id, now=moment, labels=words) if words else []
-    if (why := _why_not(caller.request, source, given)) is not None:
+    if (why := _why_not(caller.request, source, given.conversation_id or opening(messages))) is not None:
         return {"captured": False, "reason": why}
     # A repeat of a call that was killed after its write finds the first one's sample.
-    again = (given.request_id,) if given.request_id is not None else caller.repeated_as
+    again = (given.request_id,) if given.request_id is not None else caller.repeated_as(sent)
     row, _secrets = sample_row(
         source=source.name,
-        identity=canonical.identity("request", source.name, *(again or (sample_id,))),
+        identity=canonical.identity("request", source.name, *(again or ("", sample_id))),
         messages=messages,
         answer=answer,
         tools=tools,
@@ -160,13 +162,12 @@ def _plan(caller: Caller, given: Capture, source: Source) -> Planned | dict[str,
     return Planned(NewSample({**row, "sample_id": sample_id}, feedback, labels), again=again is not None)
 
 
-def _why_not(request: Request, source: Source, given: Capture) -> str | None:
-    """Why an exchange is not recorded; None when it is."""
+def _why_not(request: Request, source: Source, conversation: str) -> str | None:
+    """Why an exchange of a conversation is not recorded; None when it is."""
     if request.headers.get("x-loop-capture", "").strip().lower() == "off":
         return "The call said X-Loop-Capture: off."
     if not source.enabled:
         return "Recording is switched off for this source; PUT /api/loop/configs/{source} switches it on."
-    conversation = given.conversation_id or given.request_id or canonical.dumps(given.messages)
     if not is_kept(source.name, conversation, source.sample_rate):
         return "The conversation is not in the share that this source records."
     return None
@@ -184,7 +185,7 @@ def list_traces(
     signal: Literal["good", "bad", "corrected"] | None = None,
     model: str | None = None,
     origin: Literal["captured", "imported"] | None = None,
-    label: str | None = None,
+    label: Annotated[str | None, Query(min_length=1)] = None,
     attr: Annotated[list[str] | None, Query(max_length=32)] = None,
     unlabelled: bool = False,
     pipeline: str | None = None,
