@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument(
         "kinds",
         nargs="*",
-        help="daemon, worker, child, two (daemons), cancel, import, drain, load; all if none is named",
+        help="daemon, worker, child, power, two (daemons), cancel, import, drain, load; all if none is named",
     )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -46,13 +46,14 @@ def main() -> int:
             "drain": partial(kills.kill_a_drain, homes),
             "load": partial(load.kill_under_load, homes),
         }
-        attempts = {"two", "cancel", *kills.MARKS}
+        attempts = {"two", "cancel", "power", *kills.MARKS}
         kinds = chosen.kinds or ["import", "drain", "load", *sorted(attempts)]
         if attempts & set(kinds):
             template = kills.template_home(homes, tiny.tiny_model(folder / "model"), _conversations(folder))
             for target in kills.MARKS:
                 rounds[target] = partial(kills.kill_in_an_attempt, homes, template, target)
             rounds["cancel"] = partial(kills.cancel_in_an_attempt, homes, template)
+            rounds["power"] = partial(kills.cut_the_power, homes, template)
             rounds["two"] = partial(kills.two_daemons, homes, template)
         for kind in kinds:
             for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import dagster as dg
 import polars as pl
 from homes import Home, Homes, kill
 
@@ -30,6 +31,8 @@ MARKS: dict[Target, str] = {
     "worker": "multiprocessing.spawn",  # how a code server starts a run
     "child": "loop_dagster.models.",
 }
+_ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+OPEN = [status for status in dg.DagsterRunStatus if status not in _ENDED]
 #: A whole attempt of the tiny model takes about this long; kills fall anywhere in it.
 ATTEMPT_S = 30.0
 #: A step is given up for lost after a minute; this is ample for one lost step and the rest.
@@ -57,18 +60,57 @@ def kill_in(home: Home, target: Target, seed: int) -> str:
     running = home.start("run", "--until-idle", "--json")
     try:
         done = _kill_after(home, target, rng.uniform(3.0, ATTEMPT_S))
-        deadline = time.monotonic() + PATIENCE_S
-        while not _settled(home) and time.monotonic() < deadline:
-            if running.poll() is not None:  # its daemon was killed: somebody starts it again, as a supervisor would
-                running = home.start("run", "--until-idle", "--json")
-            time.sleep(1.0)
-        running.wait(max(1.0, deadline - time.monotonic()))
+        _go_on(home, running)
     finally:
         home.end()
     store = home.store
     _one_attempt_and_no_more(store, f"{target} {seed} ({done})")
     assert _stored(store) == before, f"{target} {seed}: samples changed"
     return done
+
+
+def cut_the_power(homes: Homes, template: Home, seed: int) -> str:
+    """Everything of a home is killed at once: as `kill_in_an_attempt`, and no run without a process stays in the books.
+
+    One that stayed would keep the machine from every later attempt.
+    """
+    rng = random.Random(f"power-{seed}")
+    home = homes.copy(template, f"power-{seed}")
+    before = _stored(home.store)
+    running = home.start("run", "--until-idle", "--json")
+    try:
+        time.sleep(wait := rng.uniform(3.0, ATTEMPT_S * 2))
+        [state] = [attempt.state for attempt in home.store.attempts.list()] or ["nothing"]
+        home.end()
+        running.wait()
+        _go_on(home, running)
+        home.start("run")
+        deadline = time.monotonic() + PATIENCE_S
+        while (left := _open_runs(home)) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        assert not left, f"power {seed} (in {state}): {left} stay"
+    finally:
+        home.end()
+    _one_attempt_and_no_more(home.store, f"power {seed} (in {state})")
+    assert _stored(home.store) == before, f"power {seed}: samples changed"
+    homes.drop(home)
+    return f"all killed after {wait:.1f} s in {state}"
+
+
+def _go_on(home: Home, running: subprocess.Popen[str]) -> None:
+    """Wait for the end of the attempt; a daemon that ended is started again, as a supervisor would."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not _settled(home) and time.monotonic() < deadline:
+        if running.poll() is not None:
+            running = home.start("run", "--until-idle", "--json")
+        time.sleep(1.0)
+    running.wait(max(1.0, deadline - time.monotonic()))
+
+
+def _open_runs(home: Home) -> list[str]:
+    """Jobs of the runs that Dagster counts as not ended."""
+    with dg.DagsterInstance.from_config(str(home.root / "dagster")) as instance:
+        return [run.job_name for run in instance.get_runs(dg.RunsFilter(statuses=OPEN))]
 
 
 def two_daemons(homes: Homes, template: Home, seed: int) -> str:
