@@ -9,7 +9,7 @@ import polars as pl
 
 from assets.adapter import adapter
 from assets.children import lease_ref, run_step_child
-from assets.metadata import definition_metadata, records_table, written
+from assets.metadata import bars_table, definition_metadata, written
 from assets.steps import StepRun, attempt_step, first_step, frozen_judge, utc_now
 from assets.training_set import Results, holdout
 from loop_dagster.models.answer import AdapterRef, AnswerJob, AnswerResult
@@ -143,8 +143,7 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
     with attempt_step(context, store.open(), "comparison", ends=True) as step:
         judged = step.rows(JUDGEMENTS)
         decision = decided(step)
-        row = _report_row(step, decision)
-        version = step.write(REPORTS, pl.DataFrame([row], schema_overrides=REPORTS.schema))
+        version = keep_report(step, decision)
         step.advance("evaluating", "The judge has rated.")
         step.advance("reported", decision.sentence, verdict=decision.verdict, report=decision.summary())
         pictures = {"scores": dg.MetadataValue.md(as_markdown(scores_png(judged), "scores"))} if judged.height else {}
@@ -152,8 +151,8 @@ def report(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             metadata={
                 **written(REPORTS, rows=1, version=version),
                 "verdict": decision.verdict,
-                "judge": row["judge"],
-                "bars": records_table([bar.as_dict() for bar in decision.bars]),
+                "judge": _judge_of(step),
+                "bars": bars_table(decision.bars),
                 "warnings": ", ".join(decision.warnings) or "none",
                 **_page(step),
                 **pictures,
@@ -217,6 +216,15 @@ def decided(step: StepRun) -> Decision:
     )
 
 
+def keep_report(step: StepRun, decision: Decision) -> int:
+    """Write the decision as the attempt's only report; returns the Delta version."""
+    return step.write(REPORTS, pl.DataFrame([_report_row(step, decision)], schema_overrides=REPORTS.schema))
+
+
+def _judge_of(step: StepRun) -> str:
+    return str(step.attempt.counts.get("judge", step.attempt.frozen["judge"]))
+
+
 def _feedback_of(step: StepRun) -> pl.DataFrame:
     """Feedback on the samples that the attempt selected, for how well the judge agrees with people."""
     mine = step.rows(SELECTIONS).get_column("sample_id")
@@ -261,7 +269,7 @@ def _report_row(step: StepRun, decision: Decision) -> dict[str, Any]:
         **row,
         "bars": json.dumps(row["bars"], ensure_ascii=False),
         "warnings": json.dumps(row["warnings"]),
-        "judge": step.attempt.counts.get("judge", step.attempt.frozen["judge"]),
+        "judge": _judge_of(step),
         "compared_with": step.attempt.compared_with,
         "compared_with_version": step.attempt.compared_with_version,
         "created_at": utc_now(),

@@ -5,6 +5,8 @@ from typing import Any
 
 import dagster as dg
 
+from loop_dagster.report_words import got, needed
+from loop_dagster.rules.decision import Bar
 from loop_dagster.tables import Table
 
 
@@ -54,6 +56,11 @@ def records_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
     names = list(shown[0]) if shown else ["-"]
     schema = dg.TableSchema(columns=[dg.TableColumn(name=name, type="string") for name in names])
     return dg.MetadataValue.table(records=[dg.TableRecord(row) for row in shown], schema=schema)
+
+
+def bars_table(bars: Sequence[Bar]) -> dg.TableMetadataValue:
+    """The bars of a report, in the words of the report's page."""
+    return records_table([bar.as_dict() | {"needed": needed(bar), "got": got(bar)} for bar in bars])
 
 
 def _shown(value: Any) -> str | int | bool:

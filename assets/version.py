@@ -6,7 +6,7 @@ import dagster as dg
 
 from assets.adapter import load_check
 from assets.comparison import decided, report
-from assets.metadata import records_table
+from assets.metadata import bars_table
 from assets.steps import StepRun, first_step, utc_now
 from assets.training_set import Results
 from loop_dagster.errors import LiveMoved
@@ -105,5 +105,5 @@ def _said_of(attempt: Attempt, step: StepRun, decision: Decision, outcome: Fate)
         "decided": outcome.sentence,
         "base_digest": attempt.base_digest or "",
         "adapter_digest": attempt.adapter_digest or "",
-        "bars": records_table([bar.as_dict() for bar in decision.bars]),
+        "bars": bars_table(decision.bars),
     }

@@ -256,6 +256,8 @@ def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | N
     """
     attempts = store.attempts.list(pipeline.pipeline_id)
     if held := _held_by(store, pipeline, attempts):
+        if pipeline.next_due_at is not None:  # a slot that passes meanwhile is not one that was waited for
+            store.pipelines.set_due(pipeline.pipeline_id, None)
         return NotYet(pipeline.tag, held)
     # What is counted is what the attempt freezes, also when somebody edits a dataset meanwhile.
     datasets = store.datasets.get_many(pipeline.settings.datasets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from loop_dagster.rules.decision import Bar, BarKey, ComparedVerdict
+from loop_dagster.rules.decision import DECIMALS, Bar, BarKey, ComparedVerdict
 from loop_dagster.rules.decision import Warning as WarningCode
 
 Outcome = Literal["won", "lost", "tie", "failed", "gone", "not_reached", "not_asked"]
@@ -116,7 +116,7 @@ def needed(bar: Bar) -> str:
     if bar.key == "failures":
         return f"at most {bar.needed:,g}"
     if bar.key == "mean_change":
-        return f"at least {bar.needed:+.4f}"
+        return f"at least {bar.needed:+.{bar.decimals(DECIMALS)}f}"
     return f"at least {bar.needed:.0%}" if bar.key == "win_rate" else f"below {bar.needed:g}"
 
 
@@ -129,10 +129,10 @@ def got(bar: Bar) -> str:
     if bar.key in ("rows_scored", "failures"):
         return f"{bar.got:,.0f}"
     if bar.key == "mean_change":
-        return f"{bar.got:+.4f}"
+        return f"{bar.got:+.{bar.decimals(DECIMALS)}f}"
     if bar.key == "win_rate":
-        return f"{bar.got:.1%}"
-    return f"{bar.got:.4f}" if bar.got >= SMALLEST_SHOWN else f"below {SMALLEST_SHOWN}"
+        return f"{bar.got:.{bar.decimals(3) - 2}%}"  # a percentage has two decimals fewer
+    return f"{bar.got:.{bar.decimals(DECIMALS)}f}" if bar.got >= SMALLEST_SHOWN else f"below {SMALLEST_SHOWN}"
 
 
 #: A probability below this says nothing more by more digits.

@@ -12,6 +12,8 @@ from loop_dagster import deciding
 from loop_dagster.cli.context import now, opened
 from loop_dagster.cli.output import AsJson, emit_json, err, flat, out, table
 from loop_dagster.opening import train_now
+from loop_dagster.report_words import got, needed
+from loop_dagster.rules.decision import Bar
 from loop_dagster.store.open import Store
 from loop_dagster.store.records import Attempt
 from loop_dagster.tables import REPORTS
@@ -160,7 +162,8 @@ def bars_of(store: Store, attempt: Attempt) -> list[dict[str, Any]]:
 def print_bars(bars: list[dict[str, Any]]) -> None:
     """The bars as a table for people."""
     if bars:
-        rows = [(bar["key"], bar["needed"], bar["got"], bar["met"], bar["what"]) for bar in bars]
+        known = [Bar(**bar) for bar in bars]
+        rows = [(bar.key, needed(bar), got(bar), bar.met, bar.what) for bar in known]
         table(BAR_COLUMNS, rows, "Bars: better means that every one is met")
 
 

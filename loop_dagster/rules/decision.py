@@ -39,6 +39,11 @@ Z: Final = 1.645
 WIN_RATE: Final = 0.55
 CHANCE: Final = 0.05
 
+#: Everything is compared after rounding to so many decimals (rules.md, Words); bars show four of them, or more where
+#: fewer would show a missed bar as met.
+MOST_DECIMALS: Final = 9
+DECIMALS: Final = 4
+
 #: Missing one of these says that the comparison could not tell; missing a later one, that it is not better.
 _COULD_NOT_TELL: Final = ("rows_scored", "failures", "rubric")
 
@@ -58,6 +63,15 @@ class Bar:
     needed: float | None
     got: float | None
     met: bool
+
+    def decimals(self, least: int) -> int:
+        """How many decimals show `got` and `needed` as they compare: `least`, or more where rounding would hide it.
+
+        Figures are compared to 1e-9, so nine always do.
+        """
+        if self.got is None or self.needed is None:
+            return least
+        return decimals_below(self.got, self.needed, least)
 
     def as_dict(self) -> dict[str, Any]:
         return {"key": self.key, "what": self.what, "needed": self.needed, "got": self.got, "met": self.met}
@@ -223,6 +237,13 @@ def decide(
     )
 
 
+def decimals_below(got: float, needed: float, least: int) -> int:
+    """How many decimals it takes, `least` at the fewest, so that a `got` below `needed` does not read as the same."""
+    if got >= needed:
+        return least
+    return next((one for one in range(least, MOST_DECIMALS) if round(got, one) != round(needed, one)), MOST_DECIMALS)
+
+
 def swapped(judgements: pl.DataFrame) -> pl.DataFrame:
     """The same judgements with candidate and incumbent exchanged; deciding on them says whether it is clearly worse."""
     other = {"candidate": "incumbent", "incumbent": "candidate", "tie": "tie"}
@@ -287,7 +308,11 @@ def _change_bar(change: float | None, incumbent: float | None, error: float | No
             "mean_change", "The mean change cannot be told from fewer than two scored samples.", None, None, False
         )
     needed, got = needed_change(incumbent, error), rounded(change)
-    what = f"The average score must be at least {needed:.4f} higher; it is {got:+.4f} (incumbent {incumbent:.4f})."
+    places = decimals_below(got, needed, DECIMALS)
+    what = (
+        f"The average score must be at least {needed:.{places}f} higher; it is {got:+.{places}f} "
+        f"(incumbent {incumbent:.4f})."
+    )
     return Bar("mean_change", what, needed, got, got >= needed)
 
 
@@ -298,7 +323,8 @@ def _win_bar(wins: int, losses: int) -> Bar:
             "win_rate", "At least 55 % of the decided samples must be won; none was decided.", WIN_RATE, None, False
         )
     got = rounded(wins / decided)
-    what = f"At least 55 % of the decided samples must be won; {wins:,} of {decided:,} were ({got:.1%})."
+    places = decimals_below(got, WIN_RATE, 3) - 2  # of a percentage
+    what = f"At least 55 % of the decided samples must be won; {wins:,} of {decided:,} were ({got:.{places}%})."
     return Bar("win_rate", what, WIN_RATE, got, got >= WIN_RATE)
 
 
@@ -306,7 +332,8 @@ def _chance_bar(wins: int, losses: int) -> Bar:
     got = binomial_tail(wins, wins + losses)
     if got is None:
         return Bar("beyond_chance", "Wins must be beyond chance; no sample was decided.", CHANCE, None, False)
-    share = f"{got:.4f}" if got >= 0.0001 else "below 0.0001"
+    places = decimals_below(rounded(got), CHANCE, DECIMALS)
+    share = f"{rounded(got):.{places}f}" if got >= 0.0001 else "below 0.0001"
     what = f"Chance alone must win that often less than one time in twenty; it does so with probability {share}."
     return Bar("beyond_chance", what, CHANCE, rounded(got), rounded(got) < CHANCE)
 

@@ -51,16 +51,17 @@ def due_at(
 
     `failures` attempts in a row kept no adapter, the last of which ended at `last_end`. `waiting_since` is what this
     function gave when it was asked before (`next_due_at`): a slot that has passed since, in the meantime or while the
-    scheduler was down, is taken now rather than waited for once more.
+    scheduler was down, is taken now rather than waited for once more, however long ago it was. The caller
+    forgets that moment when an attempt opens, when there is no longer enough, and when the pipeline is held or paused:
+    a slot is used once, and a minimum that is met only after a slot waits for the next one.
     """
     earliest = now if last_end is None else max(now, last_end + wait_after(failures))
     if schedule is None:
         return earliest
     if waiting_since is not None and earliest == now and waiting_since <= now:
         was_slot = next_slot(schedule, waiting_since) == waiting_since
-        newest = next_slot(schedule, waiting_since + timedelta(microseconds=1)) > now
         waited = last_end is None or waiting_since >= last_end + wait_after(failures)
-        if was_slot and newest and waited:
+        if was_slot and waited:
             return now
     return next_slot(schedule, earliest)
 

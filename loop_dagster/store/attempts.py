@@ -95,7 +95,8 @@ class Attempts(AttemptRows):
                 return None
             self._say(connection, str(row["run_id"]), "built", sentence, now=now, actor=actor)
             hand_over_in(connection, self.registry.workspace, pipeline_id, str(row["run_id"]))
-            connection.execute(sa.update(pipelines).where(self._pipeline_is(pipeline_id)).values(train_now=False))
+            used = {"train_now": False, "next_due_at": None}  # one slot and one wish open one attempt
+            connection.execute(sa.update(pipelines).where(self._pipeline_is(pipeline_id)).values(**used))
             return self._get(connection, str(row["run_id"]))
 
     def move(

@@ -366,7 +366,9 @@ class Pipelines:
     ) -> Pipeline:
         if (pipeline.enabled, pipeline.paused_reason) == (on, reason):
             return pipeline
-        return self._update(connection, pipeline.pipeline_id, enabled=on, paused_reason=reason, updated_at=now)
+        # While it is paused nobody looks whether it still has enough, so a slot that passes then was not waited for.
+        switched = {"enabled": on, "paused_reason": reason, "next_due_at": None, "updated_at": now}
+        return self._update(connection, pipeline.pipeline_id, **switched)
 
     def _note(self, ref: str, **values: Any) -> Pipeline:
         with self.registry.write() as connection:

@@ -185,6 +185,32 @@ def test_a_schedule_delays_to_its_slot_and_opens_there(store, pipeline, file):
     assert opened.attempt.trigger == "schedule"
 
 
+@pytest.mark.parametrize("hours", [0.1, 25, 30, 47, 400])
+def test_a_slot_missed_by_a_daemon_that_was_down_is_taken_once_and_at_once(store, pipeline, file, hours):
+    fill(store, pipeline, file, 0, 1100)
+    daily = store.pipelines.edit(pipeline.tag, settings={"train_when": {"schedule": {"every": "day", "hour_utc": 3}}})
+    assert isinstance(look(store, daily, datetime(2027, 3, 1, 12, tzinfo=UTC)), NotYet)
+    back = datetime(2027, 3, 2, 3, tzinfo=UTC) + timedelta(hours=hours)
+    opened = look(store, store.pipelines.get(pipeline.tag), back)
+    assert isinstance(opened, Opened)
+    assert store.pipelines.get(pipeline.tag).next_due_at is None
+    store.attempts.request_cancel(opened.attempt.run_id, now=back)
+    again = look(store, store.pipelines.get(pipeline.tag), back + timedelta(minutes=31))
+    assert isinstance(again, NotYet)
+    assert again.next_look_at is not None and again.next_look_at > back + timedelta(minutes=31)
+
+
+def test_a_slot_that_passes_while_the_pipeline_is_held_is_not_taken_late(store, pipeline, file):
+    fill(store, pipeline, file, 0, 1100)
+    daily = store.pipelines.edit(pipeline.tag, settings={"train_when": {"schedule": {"every": "day", "hour_utc": 3}}})
+    noon = datetime(2027, 3, 1, 12, tzinfo=UTC)
+    assert isinstance(look(store, daily, noon), NotYet)
+    store.attempts.open_attempt(pipeline.pipeline_id, trigger="manual", frozen={}, now=noon)
+    store.pipelines.set_due(pipeline.tag, datetime(2027, 3, 2, 3, tzinfo=UTC))
+    assert isinstance(look(store, store.pipelines.get(pipeline.tag), noon), NotYet)  # an attempt holds it
+    assert store.pipelines.get(pipeline.tag).next_due_at is None
+
+
 def test_an_attempt_keeps_the_settings_it_opened_with(store, pipeline, file):
     fill(store, pipeline, file, 0, 1100)
     opened = look(store, store.pipelines.get(pipeline.tag), datetime.now(UTC))

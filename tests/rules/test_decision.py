@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any, get_args
 
 import polars as pl
@@ -9,8 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loop_dagster import report_words
 from loop_dagster.report_words import warning_sentence
-from loop_dagster.rules.decision import Decision, decide, needed_change, swapped, too_few_left, winner
+from loop_dagster.rules.decision import (
+    Bar,
+    Decision,
+    decide,
+    decimals_below,
+    needed_change,
+    swapped,
+    too_few_left,
+    winner,
+)
 from loop_dagster.rules.decision import Warning as WarningCode
 from loop_dagster.rules.feedback import Agreement
 from loop_dagster.tables import JUDGEMENTS, REPORTS
@@ -370,3 +381,49 @@ def test_sides_swapped_are_never_both_better(seed: int, edge: float, count: int)
 def test_the_order_of_judgements_changes_nothing(seed: int) -> None:
     rows = frame(*noisy(random.Random(seed), 120, 0.05))
     assert decide(rows, gone=0) == decide(rows.sample(fraction=1.0, shuffle=True, seed=seed % 97), gone=0)
+
+
+# a missed bar never reads as met
+
+
+@pytest.mark.parametrize(
+    ("got", "needed", "least", "places"),
+    [
+        (0.0499999, 0.05, 4, 7),
+        (0.049999999, 0.05, 4, 9),
+        (0.0499, 0.05, 4, 4),
+        (0.05, 0.05, 4, 4),
+        (0.0500001, 0.05, 4, 4),  # met, and reads so
+        (0.016741, 0.016749, 4, 5),
+        (-0.00001, 0.01, 4, 4),
+    ],
+)
+def test_decimals(got: float, needed: float, least: int, places: int) -> None:
+    assert decimals_below(got, needed, least) == places
+
+
+def test_a_change_just_below_its_bar_reads_as_below() -> None:
+    rows = pairs(100, 0, candidate=0.3499999, incumbent=0.3)
+    found = bar(decide(frame(*rows), gone=0), "mean_change")
+    assert not found.met
+    assert "at least 0.0500000 higher; it is +0.0499999 " in found.what
+    assert (report_words.needed(found), report_words.got(found)) == ("at least +0.0500000", "+0.0499999")
+
+
+def test_a_win_rate_just_below_its_bar_reads_as_below() -> None:
+    found = bar(decide(frame(*pairs(1_649, 1_350)), gone=0), "win_rate")  # 54.985 %
+    assert not found.met
+    assert "(54.98%)" in found.what
+    assert (report_words.needed(found), report_words.got(found)) == ("at least 55%", "54.98%")
+
+
+@settings(max_examples=200)
+@given(st.floats(0, 0.06), st.floats(0.01, 0.05), st.sampled_from(["mean_change", "win_rate", "beyond_chance"]))
+def test_what_a_bar_shows_compares_as_the_bar_did(got: float, needed: float, key: Any) -> None:
+    got, needed = round(got, 9), round(0.55 if key == "win_rate" else 0.05 if key == "beyond_chance" else needed, 9)
+    got = round(needed - 0.05 + got, 9)  # around the bar
+    met = got < needed if key == "beyond_chance" else got >= needed
+    shown = Bar(key, "", needed, got, met)
+    texts = [re.sub(r"[^-0-9.]", "", text) for text in (report_words.got(shown), report_words.needed(shown))]
+    mine, theirs = (float(text) for text in texts)
+    assert (mine < theirs) is (got < needed) or report_words.got(shown).startswith("below")

@@ -85,11 +85,23 @@ def test_a_schedule_delays_to_its_next_slot_and_that_slot_is_taken() -> None:
         assert due_at(DAILY, failures=0, last_end=None, waiting_since=slot, now=slot + late) == slot + late
 
 
-def test_a_stored_moment_that_is_no_slot_or_long_past_is_not_taken() -> None:
-    now = at("2026-01-06T12:00")
-    tomorrow = at("2026-01-07T03:00")
-    for stored in (at("2026-01-06T11:30"), at("2026-01-05T03:00")):
-        assert due_at(DAILY, failures=0, last_end=None, waiting_since=stored, now=now) == tomorrow
+@pytest.mark.parametrize("schedule", [DAILY, SUNDAYS])
+@pytest.mark.parametrize("hours", [1, 23, 24, 25, 30, 47, 48, 167, 168, 169, 400, 24 * 90])
+def test_a_slot_that_passed_while_the_scheduler_was_down_is_taken_now(schedule: Schedule, hours: int) -> None:
+    slot = next_slot(schedule, at("2026-01-06T12:00"))
+    back = slot + timedelta(hours=hours)
+    assert due_at(schedule, failures=0, last_end=None, waiting_since=slot, now=back) == back
+    # A slot that an attempt has used since is not used twice: that attempt ended after it.
+    used = due_at(schedule, failures=0, last_end=slot + timedelta(minutes=5), waiting_since=slot, now=back)
+    assert used == next_slot(schedule, back)
+    # Nor does a slot count that passed before a failure was waited out.
+    waited = due_at(schedule, failures=1, last_end=slot - timedelta(minutes=5), waiting_since=slot, now=back)
+    assert waited == next_slot(schedule, back)
+
+
+def test_a_stored_moment_that_is_no_slot_is_not_taken() -> None:
+    now, stored = at("2026-01-06T12:00"), at("2026-01-06T11:30")
+    assert due_at(DAILY, failures=0, last_end=None, waiting_since=stored, now=now) == at("2026-01-07T03:00")
 
 
 def test_a_failed_attempt_waits_and_then_for_a_slot() -> None:
@@ -108,8 +120,9 @@ def test_due_is_never_in_the_past(
     assert due >= now
     if last_end is not None:
         assert due >= last_end + wait_after(failures)
-    # Asked again at the moment that it gave, it says now: nothing is put off for ever.
-    assert due_at(schedule, failures=failures, last_end=last_end, waiting_since=due, now=due) == due
+    # Asked again at the moment that it gave, it says now: nothing is put off for ever. Only a later moment is stored.
+    waiting = stored if due == now else due
+    assert due_at(schedule, failures=failures, last_end=last_end, waiting_since=waiting, now=due) == due
 
 
 def minimum(short: int) -> Minimum:
