@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 
 from assets.adapter import load_check
-from assets.comparison import decided, report
+from assets.comparison import decided, keep_report, report
 from assets.metadata import bars_table
 from assets.steps import StepRun, first_step, utc_now
 from assets.training_set import Results
@@ -33,18 +33,36 @@ def version(context: dg.AssetExecutionContext, store: StoreResource) -> Results:
             return
         if _moved_on(step):
             return
-        decision = decided(step)
+        decision = _decided_again(step)
         outcome = fate(
             step.store.pipelines.get(step.attempt.pipeline_id, deleted=True).settings.promotion.policy,
             verdict=decision.verdict,
             tested=decision.tested,
             approved=step.attempt.state == "promoting" and step.attempt.decision == "promoted",
+            forced=step.attempt.forced,
             now=utc_now(),
         )
         ended = _apply(step, outcome)
         sweep_work(step.store)
         if ended.version_no is not None:
             yield dg.MaterializeResult(metadata=_said_of(ended, step, decision, outcome))
+
+
+#: An approval was of one comparison; it does not count for another.
+_UNDECIDED: dict[str, Any] = {"decision": None, "decided_at": None, "forced": False}
+
+
+def _decided_again(step: StepRun) -> Decision:
+    """The decision from the evidence as it is now; where its verdict is another one, that is what people see from here.
+
+    So a person who is asked once more reads the report that the question is about.
+    """
+    decision = decided(step)
+    if decision.verdict != step.attempt.verdict:
+        keep_report(step, decision)
+        facts = {"verdict": decision.verdict, "report": decision.summary()}
+        step.attempt = step.store.attempts.note(step.attempt.run_id, **facts)
+    return decision
 
 
 def _moved_on(step: StepRun) -> bool:
@@ -58,10 +76,7 @@ def _moved_on(step: StepRun) -> bool:
     )
     if stale:
         sentence = "What is live changed since the comparison; it is compared again."
-        # An approval was of the old comparison; it does not count for the new one.
-        step.store.attempts.move(
-            attempt.run_id, "checkpoint_ready", sentence, now=utc_now(), decision=None, decided_at=None
-        )
+        step.store.attempts.move(attempt.run_id, "checkpoint_ready", sentence, now=utc_now(), **_UNDECIDED)
     return stale
 
 
@@ -75,6 +90,7 @@ def _apply(step: StepRun, outcome: Fate) -> Attempt:
             now=utc_now(),
             decision=outcome.decision,
             decided_at=utc_now() if outcome.decision else None,
+            forced=False,
             review_until=outcome.review_until,
         )
     step.advance("promoting", "It is loaded beside what is live, then the live name moves to it.")
@@ -93,7 +109,8 @@ def _apply(step: StepRun, outcome: Fate) -> Attempt:
             decision=outcome.decision or "auto_promoted",
         )
     except LiveMoved as moved:
-        return attempts.move(run_id, "checkpoint_ready", f"{moved.message} It is compared again.", now=utc_now())
+        sentence = f"{moved.message} It is compared again."
+        return attempts.move(run_id, "checkpoint_ready", sentence, now=utc_now(), **_UNDECIDED)
     return attempts.get(run_id)
 
 

@@ -36,13 +36,22 @@ class Fate:
     sentence: str
 
 
-def fate(policy: Policy, *, verdict: ComparedVerdict, tested: bool, approved: bool = False, now: datetime) -> Fate:
+def fate(
+    policy: Policy,
+    *,
+    verdict: ComparedVerdict,
+    tested: bool,
+    approved: bool = False,
+    forced: bool = False,
+    now: datetime,
+) -> Fate:
     """What the policy in force at `now` does with a verdict (rules.md, Going live).
 
-    `tested`: at least one held-back sample was scored. `approved`: a person approved it, after `check_approval`.
+    `tested`: at least one held-back sample was scored. `approved`: a person approved it, `forced` with force. An
+    approval is of the verdict that the person saw; where this verdict would not have been approved so, it waits anew.
     """
-    if approved and tested:
-        return Fate("promote", "promoting", "promoted", None, "Approved: it becomes the next version.")
+    if approved:
+        return _approved(verdict, tested=tested, forced=forced, now=now)
     if not tested:
         why = "Nothing could be scored, so it cannot go live; it can be tested again while its adapter is kept."
         return _wait(now, why)
@@ -55,11 +64,20 @@ def fate(policy: Policy, *, verdict: ComparedVerdict, tested: bool, approved: bo
     return _wait(now, "Inconclusive: it never goes live on its own. A person may approve it with force.")
 
 
+_NOT_HELD: Final = "It was approved, but decided again from the stored evidence the approval does not hold."
 _READS: Final[dict[ComparedVerdict, str]] = {
     "better": "Better",
     "not_better": "Not better",
     "inconclusive": "Inconclusive",
 }
+
+
+def _approved(verdict: ComparedVerdict, *, tested: bool, forced: bool, now: datetime) -> Fate:
+    try:
+        check_approval(verdict=verdict, tested=tested, force=forced)
+    except Refused as no:
+        return _wait(now, f"{_NOT_HELD} {no.message}")
+    return Fate("promote", "promoting", "promoted", None, "Approved: it becomes the next version.")
 
 
 def _wait(now: datetime, why: str) -> Fate:

@@ -169,7 +169,7 @@ class Attempts(AttemptRows):
             undecided: dict[str, Any] = dict.fromkeys(
                 ("verdict", "report", "decision", "decided_at", "review_until", "error_code", "finished_at")
             )
-            values = {**undecided, "state": "checkpoint_ready", "since": now, "reason": sentence}
+            values = {**undecided, "forced": False, "state": "checkpoint_ready", "since": now, "reason": sentence}
             values["try_no"] = self._first_try(connection, run_id, "comparison")
             connection.execute(sa.update(attempts).where(self._is(run_id)).values(**values))
             self._say(connection, run_id, "checkpoint_ready", sentence, now=now, actor=actor)

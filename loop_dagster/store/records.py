@@ -33,6 +33,7 @@ FIELDS: Final[frozenset[str]] = frozenset(
         "report",
         "decision",
         "decided_at",
+        "forced",
         "version_no",
         "error_code",
         "review_until",
@@ -46,6 +47,7 @@ class Attempt:
     """One attempt as it was when it was read. `run_id` is its id on the wire, `try_no` counts tries of its step.
 
     `frozen` holds settings, model, judge and limits as they were when it opened; `reason` is its last sentence.
+    `forced`: the approval under `decision` was given with force.
     """
 
     run_id: str
@@ -68,6 +70,7 @@ class Attempt:
     report: dict[str, Any] | None
     decision: Decision | None
     decided_at: datetime | None
+    forced: bool
     version_no: int | None
     reason: str | None
     error_code: str | None

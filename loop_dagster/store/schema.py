@@ -128,6 +128,7 @@ attempts = sa.Table(
     sa.Column("report", Json),  # the numbers of the report that lists show
     sa.Column("decision", sa.String(16)),
     sa.Column("decided_at", Utc),
+    sa.Column("forced", sa.Boolean, nullable=False, server_default=sa.false()),  # the approval was with force
     sa.Column("version_no", sa.Integer),
     sa.Column("reason", sa.Text),  # its last sentence
     sa.Column("error_code", sa.String(60)),

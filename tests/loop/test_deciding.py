@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,26 @@ def test_an_untested_one_never_goes_live(store: Store) -> None:
         approve(store, attempt, force=True, now=NOW)
     assert refused.value.code == "NOT_TESTED"
     assert store.attempts.get(attempt.run_id).state == "awaiting_review"
+
+
+@pytest.mark.parametrize("decide", [lambda *args, **at: approve(*args, force=True, **at), reject])
+def test_a_review_that_is_over_is_over_before_upkeep_says_so(store: Store, decide: Any) -> None:
+    waits = waiting(store, "better")
+    until = NOW + timedelta(days=14)
+    attempt = store.attempts.note(waits.run_id, review_until=until)
+    for late in (until, until + timedelta(days=16)):
+        with pytest.raises(Conflict, match=r"until 2027-01-14 23:59 UTC.*its review is over.*expired") as refused:
+            decide(store, attempt, now=late)
+        assert refused.value.details["state"] == "awaiting_review"
+    assert store.attempts.get(attempt.run_id) == attempt
+    assert decide(store, attempt, now=until - timedelta(seconds=1)).decided_at == until - timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(("verdict", "force"), [("better", False), ("better", True), ("inconclusive", True)])
+def test_whether_force_was_given_is_kept_and_said(store: Store, verdict: str, force: bool) -> None:
+    approved = approve(store, waiting(store, verdict), force=force, now=NOW)
+    assert approved.forced is force
+    assert ("with force" in store.attempts.timeline(approved.run_id)[-1].sentence) is force
 
 
 def test_a_rejected_one_is_closed(store: Store) -> None:

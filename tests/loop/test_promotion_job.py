@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from loop_dagster.settings import Settings
 from loop_dagster.store.intake import import_for_pipeline
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.records import Attempt
-from loop_dagster.tables import ANSWERS, JUDGEMENTS, Table
+from loop_dagster.tables import ANSWERS, JUDGEMENTS, REPORTS, Table
 from resources import StoreResource
 
 #: Scores of a candidate that is better, no better, and one that nobody could rate.
@@ -201,6 +201,67 @@ def test_the_evidence_decides_and_not_the_verdict_on_the_row(
     store.attempts.note(attempt.run_id, verdict="better")  # as if somebody had edited the registry
     assert run_job(store, instance, "promotion", attempt.key)
     assert store.versions.list() == ()
+
+
+def fail_rows(store: Store, attempt: Attempt, count: int) -> None:
+    """Make `count` of the attempt's hundred better judgements failed ones: derived again, that is inconclusive."""
+    own = {"attempt": attempt.key, "pipeline_id": attempt.pipeline_id, "attempt_no": 1}
+    scores = [FAILED if number < count else BETTER for number in range(100)]
+    rows = [own | _judgement(f"sample-{number:03d}", one) for number, one in enumerate(scores)]
+    write(store, JUDGEMENTS, attempt, rows)
+
+
+@pytest.mark.parametrize("policy", ["manual", "holdout"])
+def test_an_approval_is_checked_again_on_what_the_evidence_says_when_it_is_applied(
+    store: Store, tiny_model: Path, tmp_path: Path, instance: dg.DagsterInstance, policy: str
+) -> None:
+    attempt = compared(store, tiny_model, tmp_path, BETTER)
+    run_job(store, instance, "promotion", attempt.key)
+    store.pipelines.edit(attempt.pipeline_id, settings={"promotion": {"policy": policy}})
+    fail_rows(store, attempt, 60)
+    deciding.approve(store, store.attempts.get(attempt.run_id), force=False, now=datetime.now(UTC))
+    assert run_job(store, instance, "promotion", attempt.key)
+    back = store.attempts.get(attempt.run_id)
+    assert (back.state, back.decision, back.decided_at, back.forced) == ("awaiting_review", None, None, False)
+    assert (store.versions.list(), store.versions.live("parcels")) == ((), None)
+    assert back.review_until is not None and back.review_until > datetime.now(UTC) + timedelta(days=13)
+    assert "the approval does not hold" in store.attempts.timeline(attempt.run_id)[-1].sentence
+    # What people see is what the evidence says, so the next approval needs force as well, and then holds.
+    assert (back.verdict, (back.report or {})["rows_scored"]) == ("inconclusive", 40)
+    kept = store.lake.scan(REPORTS).filter(pl.col("attempt") == attempt.key).collect()
+    assert kept["verdict"].to_list() == ["inconclusive"]
+    with pytest.raises(Refused):
+        deciding.approve(store, back, force=False, now=datetime.now(UTC))
+    deciding.approve(store, back, force=True, now=datetime.now(UTC))
+    assert run_job(store, instance, "promotion", attempt.key)
+    ended = store.attempts.get(attempt.run_id)
+    assert (ended.state, ended.decision, ended.forced, ended.version_no) == ("promoted", "promoted", True, 1)
+
+
+def test_force_that_was_given_holds_for_the_evidence_of_later(
+    store: Store, tiny_model: Path, tmp_path: Path, instance: dg.DagsterInstance
+) -> None:
+    attempt = compared(store, tiny_model, tmp_path, BETTER)
+    run_job(store, instance, "promotion", attempt.key)
+    deciding.approve(store, store.attempts.get(attempt.run_id), force=True, now=datetime.now(UTC))
+    fail_rows(store, attempt, 60)
+    assert run_job(store, instance, "promotion", attempt.key)
+    assert store.attempts.get(attempt.run_id).state == "promoted"
+    assert [version.version_no for version in store.versions.list()] == [1]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_approval_of_what_turns_out_untested_goes_back_to_review(
+    store: Store, tiny_model: Path, tmp_path: Path, instance: dg.DagsterInstance, force: bool
+) -> None:
+    attempt = compared(store, tiny_model, tmp_path, BETTER)
+    run_job(store, instance, "promotion", attempt.key)
+    deciding.approve(store, store.attempts.get(attempt.run_id), force=force, now=datetime.now(UTC))
+    fail_rows(store, attempt, 100)
+    assert run_job(store, instance, "promotion", attempt.key)
+    back = store.attempts.get(attempt.run_id)
+    assert (back.state, store.versions.list()) == ("awaiting_review", ())
+    assert back.review_until is not None
 
 
 def test_damaged_weights_never_go_live(store: Store, tiny_model: Path, tmp_path: Path, instance: dg.DagsterInstance):

@@ -113,6 +113,19 @@ def test_what_was_tested_or_closed_by_a_person_is_not_tested_again(store: Store)
         assert refused.value.code == "CANNOT_TEST_AGAIN"
 
 
+@pytest.mark.parametrize("state", ["failed", "expired", "budget_stopped", "awaiting_review"])
+def test_a_day_after_its_end_it_is_not_tested_again_also_before_upkeep(store: Store, state: TrainingRunState) -> None:
+    attempt = attempt_in(store, "Late", state, adapter_digest=adapter(store, "a"))
+    if state == "awaiting_review":  # as if upkeep had ended it when its review was over
+        attempt = store.attempts.note(attempt.run_id, review_until=NOW)
+    day = NOW + timedelta(days=1)
+    for late in (day, day + timedelta(days=16)):
+        with pytest.raises(Refused, match="its adapter was kept until 2026-11-30 12:00 UTC") as refused:
+            deciding.test_again(store, attempt, now=late)
+        assert refused.value.code == "CANNOT_TEST_AGAIN"
+    assert deciding.test_again(store, attempt, now=day - timedelta(seconds=1)).state == "checkpoint_ready"
+
+
 def test_an_ended_attempt_is_not_revived_beside_a_newer_one(store: Store) -> None:
     attempt = attempt_in(store, "Again", "failed", adapter_digest=adapter(store, "a"))
     assert store.attempts.open_attempt(attempt.pipeline_id, trigger="data", frozen={}, now=NOW) is not None

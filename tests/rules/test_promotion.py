@@ -34,11 +34,21 @@ def test_fates(policy: Any, verdict: Any, tested: bool, action: str, decision: s
     check_move("promoting", "promoted" if found.action == "promote" else found.state)
 
 
+@pytest.mark.parametrize("policy", ["holdout", "manual"])
+@pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("verdict", ["better", "not_better", "inconclusive"])
-def test_what_a_person_approved_goes_live_unless_it_was_never_tested(verdict: ComparedVerdict) -> None:
-    found = fate("manual", verdict=verdict, tested=True, approved=True, now=NOW)
-    assert (found.action, found.decision) == ("promote", "promoted")
-    assert fate("holdout", verdict=verdict, tested=False, approved=True, now=NOW).action == "wait"
+def test_what_a_person_approved_goes_live_where_that_approval_holds(
+    policy: Any, verdict: ComparedVerdict, forced: bool
+) -> None:
+    found = fate(policy, verdict=verdict, tested=True, approved=True, forced=forced, now=NOW)
+    if verdict == "inconclusive" and not forced:
+        assert (found.action, found.state, found.decision) == ("wait", "awaiting_review", None)
+        assert found.review_until == NOW + timedelta(days=14)
+        assert "the approval does not hold" in found.sentence and "with force" in found.sentence
+    else:
+        assert (found.action, found.decision) == ("promote", "promoted")
+    untested = fate(policy, verdict=verdict, tested=False, approved=True, forced=forced, now=NOW)
+    assert (untested.action, untested.review_until) == ("wait", NOW + timedelta(days=14))
 
 
 def test_approvals() -> None:

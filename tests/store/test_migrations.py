@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -142,6 +143,31 @@ def test_every_table_and_unique_key_has_the_workspace() -> None:
         for key in [*keys, *(index for index in table.indexes if index.unique)]:
             names = [column.name for column in key.columns]
             assert names[0] == "workspace" or names == ["id"], (table.name, names)
+
+
+def test_what_was_approved_before_force_was_kept_stays_approved(
+    empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inconclusive attempt on its way to live was approved with force: nothing else was ever accepted."""
+    cases = {
+        "forced": ("promoting", "promoted", "inconclusive"),
+        "plain": ("promoting", "promoted", "better"),
+        "own": ("promoting", None, "better"),
+        "waits": ("awaiting_review", None, "inconclusive"),
+    }
+    whole = command.upgrade
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "upgrade", lambda config, _to: whole(config, "0007"))
+        empty.migrate()
+    with empty.write() as connection:
+        for name, (state, decision, verdict) in cases.items():
+            row = attempt(1, state, of=name) | {"decision": decision, "verdict": verdict}
+            connection.execute(sa.insert(schema.attempts).values(**row))
+    empty.migrate()
+    with empty.read() as connection:
+        columns = schema.attempts.c
+        found = connection.execute(sa.select(columns.pipeline_id).where(columns.forced)).scalars().all()
+    assert found == ["forced"]
 
 
 def test_names_of_revision_files() -> None:

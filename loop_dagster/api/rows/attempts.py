@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from loop_dagster.api.calls import Caller
+from loop_dagster.api.calls import Caller, now
 from loop_dagster.api.gaps import unknown
-from loop_dagster.deciding import why_not_again
+from loop_dagster.deciding import waits_for_decision, why_not_again
 from loop_dagster.errors import NotFound
 from loop_dagster.report_data import training_of
 from loop_dagster.report_records import Training
@@ -189,7 +189,8 @@ def actions(caller: Caller, attempt: Attempt, pipeline: Pipeline) -> dict[str, b
     if not caller.may("loop:write"):
         return dict.fromkeys(("promote", "reject", "rollback", "cancel", "retest"), False)
     store = caller.store
-    waits = attempt.state == "awaiting_review"
+    moment = now()
+    waits = waits_for_decision(attempt, moment)
     newest = store.attempts.list(pipeline.pipeline_id)[-1]
     free = newest.ended or newest.run_id == attempt.run_id
     under_way = step_of(attempt.state) is not None
@@ -198,7 +199,7 @@ def actions(caller: Caller, attempt: Attempt, pipeline: Pipeline) -> dict[str, b
         "reject": waits,
         "rollback": False,
         "cancel": not attempt.ended,
-        "retest": not under_way and free and pipeline.enabled and why_not_again(store, attempt) is None,
+        "retest": not under_way and free and pipeline.enabled and why_not_again(store, attempt, moment) is None,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 
 #: Every revision, oldest first. The newest is what this version works with.
-REVISIONS: Final[tuple[str, ...]] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS: Final[tuple[str, ...]] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 HEAD: Final[str] = REVISIONS[-1]
 
 
