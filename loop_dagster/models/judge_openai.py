@@ -7,9 +7,9 @@ calls with their retries (`judge_server.py`), reading its words (`rules/ratings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from loop_dagster.errors import BadRequest, JudgeUnreadable
 from loop_dagster.models.judge import DIMENSIONS, RUBRIC, Case, Message, Preference, Ratings, Usage
@@ -33,6 +33,12 @@ _SYSTEM = (
     "reply is one JSON object."
 )
 _PREFERENCES = ("first", "second", "tie")
+#: Stands behind a question that is asked once more: the same words, at temperature 0, would get the same reply.
+_INSISTING = (
+    "Your last reply could not be read. Write nothing but that one JSON object this time: no word and no fence around it, "
+    "and its keys spelled exactly as they stand here."
+)
+T = TypeVar("T")
 
 
 class OpenAIJudge:
@@ -52,6 +58,7 @@ class OpenAIJudge:
     ) -> None:
         self.name = model
         self.concurrency = concurrency
+        self._unread: set[int] = set()
         self._server = JudgeServer(
             url=url,
             model=model,
@@ -88,22 +95,39 @@ class OpenAIJudge:
     def rate(self, case: Case, answer: Message) -> Ratings:
         """Rate one answer; see `judge.Judge`."""
         question = _rating(case, answer)
-        ratings = read_ratings(self._server.ask(question), DIMENSIONS, shown=question.shown, mark=question.mark)
-        if ratings is None:
-            raise JudgeUnreadable(self.name, "ratings", "replied without a readable number for each")
-        return ratings
+        return self._asked(
+            question,
+            lambda reply: read_ratings(reply, DIMENSIONS, shown=question.shown, mark=question.mark),
+            "replied without a readable number for each",
+        )
 
     def prefer(self, case: Case, first: Message, second: Message) -> Preference:
         """Prefer one of two answers; see `judge.Judge`."""
         question = _preference(case, first, second)
-        preference = read_preference(self._server.ask(question), key="better", shown=question.shown, mark=question.mark)
-        if preference is None:
-            raise JudgeUnreadable(self.name, "preference", "replied with neither first, second nor tie")
-        return preference
+        return self._asked(
+            question,
+            lambda reply: read_preference(reply, key="better", shown=question.shown, mark=question.mark),
+            "replied with neither first, second nor tie",
+        )
+
+    def _asked(self, question: Question, read: Callable[[str], T | None], otherwise: str) -> T:
+        """What the reply says. A question whose last reply was unreadable insists on the form, once."""
+        again = question.key in self._unread
+        self._unread.discard(question.key)
+        try:
+            said = read(self._server.ask(_insisting(question) if again else question))
+            if said is None:
+                raise JudgeUnreadable(self.name, question.asked, otherwise)
+        except JudgeUnreadable:
+            if not again:
+                self._unread.add(question.key)
+            raise
+        return said
 
     def most(self, case: Case, *answers: Message) -> Usage:
         """The most that one call can use: rating one answer, or preferring one of two; see `judge.Measured`."""
-        return self._server.most(_rating(case, *answers) if len(answers) == 1 else _preference(case, *answers))
+        question = _rating(case, *answers) if len(answers) == 1 else _preference(case, *answers)
+        return self._server.most(_insisting(question))
 
     def stop(self) -> None:
         """End every wait and every further try; calls under way end by themselves."""
@@ -112,6 +136,10 @@ class OpenAIJudge:
     def close(self) -> None:
         """`stop`, and close the connections."""
         self._server.close()
+
+
+def _insisting(question: Question) -> Question:
+    return replace(question, user=f"{question.user} {_INSISTING}")
 
 
 def _rating(case: Case, answer: Message) -> Question:
@@ -165,4 +193,5 @@ class _Shown:
             properties=properties,
             shown=(form, *self.texts),
             mark=self.mark,
+            key=hash((asked, self.texts)),
         )

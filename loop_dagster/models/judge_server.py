@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from loop_dagster.errors import BadRequest, JudgeRefused, JudgeRejected, JudgeUnavailable, JudgeUnreadable
 from loop_dagster.models.judge import Usage
+from loop_dagster.models.judge_structured import Structured, StructuredCall
 
 if TYPE_CHECKING:
     import httpx
 
-#: Tries of one call, with random waits of up to 1, 2, 4, 8, 16 s between them unless the server names its own.
+#: Tries of one call, with random waits of up to 1, 2, 4, 8, 16 s between them, longer where the server asks for it.
 TRIES: Final = 6
 BACKOFF_S: Final = 1.0
 #: The longest wait that is granted to a server; how long a call goes on while the server only limits the rate, which it
@@ -86,7 +87,8 @@ _CUT: Final = frozenset({"length", "max_tokens", "model_length", "content_filter
 class Question:
     """One call: what the judge is told, the properties of the object that it is to reply, and what it could quote.
 
-    `mark` ends the names of the properties where something that is shown could pass for a verdict.
+    `mark` ends the names of the properties where something that is shown could pass for a verdict. `key` is the same
+    when the question is asked again.
     Its representation shows no text, wherever a traceback prints it.
     """
 
@@ -96,6 +98,7 @@ class Question:
     properties: Mapping[str, Any]
     shown: Sequence[str] = field(default=(), repr=False)
     mark: str = ""
+    key: int = 0
 
     @property
     def size(self) -> int:
@@ -113,8 +116,9 @@ class _Answered:
 class JudgeServer:
     """`POST <url>/chat/completions`. Safe to use from many threads.
 
-    Structured output is asked for first; a server that does not know it is asked in plain words from then on. Waits are
-    random, so that many callers do not come back together; a Retry-After holds back all of them.
+    Structured output is asked for first; a server that does not know it, whether it says so or only fails
+    (`judge_structured.py`), is asked in plain words from then on. Waits are random, so that many callers do not come back
+    together; a Retry-After holds back all of them, and shortens no wait.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class JudgeServer:
             trust_env=not _is_here(self._address.host),  # a proxy does not reach this machine's own servers
         )
         self._objected: frozenset[str] = frozenset()
+        self._structured = Structured()
         self._refused: JudgeRefused | None = None
         self._end = threading.Event()
         self._not_before = 0.0
@@ -156,11 +161,16 @@ class JudgeServer:
 
     def ask(self, question: Question) -> str:
         """The text of the judge's reply. Raises the errors of `judge.Judge`."""
-        body = self._post(question)
+        call = self._structured.call(question.key)
+        body = self._post(question, call)
         choice = _first(body.get("choices"))
         message = choice.get("message") if choice else None
         text = _text(message.get("content")) if isinstance(message, dict) else None
         self._use(body.get("usage"), question, text or "")
+        if text and text.strip():
+            call.succeeded()
+        else:
+            call.empty()
         if choice is None or not isinstance(message, dict):
             raise self._unreadable(question, "sent something that is no chat completion")
         if choice.get("finish_reason") in _CUT:
@@ -185,7 +195,7 @@ class JudgeServer:
 
     # --- one call ---
 
-    def _post(self, question: Question) -> dict[str, Any]:
+    def _post(self, question: Question, call: StructuredCall) -> dict[str, Any]:
         """The parsed reply. Retries what may pass, raises what will not."""
         import httpx
 
@@ -193,15 +203,20 @@ class JudgeServer:
         tried = waits = 0
         while True:
             self._wait_for_all()
-            status, wait_s = 0, None
+            status = 0
+            call.begin()
             try:
-                answered = self._send(question)
+                answered = self._send(question, plain=call.plain)
             except httpx.RequestError as error:  # its message may name a proxy with a password: the class is enough
                 found = type(error).__name__
-                if isinstance(error, httpx.ReadTimeout):  # the server has read it, and may bill it
+                timed_out = isinstance(error, httpx.ReadTimeout)
+                if timed_out:  # the server has read it, and may bill it
                     self._use(None, question, "")
+                if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):  # else it never saw the request
+                    call.failed(at_once=not timed_out)
             except _TooMuch:
                 found = f"a reply of over {MOST_BYTES:,} bytes"
+                call.failed()
             else:
                 body = _parsed(answered.text)
                 status = _status_in(body) if answered.status == 200 else answered.status
@@ -209,17 +224,19 @@ class JudgeServer:
                     self._good_at = time.monotonic()
                     return body if isinstance(body, dict) else {}
                 found = f"status {status}" if status != 200 else "a reply that is no JSON"  # mostly a proxy's page
-                wait_s = self._look(status, body, answered.retry_after)
+                self._look(status, body, answered.retry_after)
+                if status not in _RETRIED:
+                    call.failed()
             # While others get through, a server that limits the rate is not down: that uses up no try.
             now = time.monotonic()
             limited = status == 429 and now - self._good_at < ALIVE_S and now - began < PATIENCE_S
             waits += 1
             tried += not limited
-            if tried >= self._tries:
+            if tried >= self._tries and not call.owed:
                 raise JudgeUnavailable(self._model, self._where, found, tried)
-            if wait_s is None:
-                most_s = min(self._backoff_s * 2 ** min(waits - 1, 16), LONGEST_WAIT_S / 5)
-                self._end.wait(random.uniform(0.5, 1) * most_s)  # noqa: S311 - jitter
+            # Our own wait also where the server names one: a server that says 0 would be asked without a pause.
+            most_s = min(self._backoff_s * 2 ** min(waits - 1, 16), LONGEST_WAIT_S / 5)
+            self._end.wait(random.uniform(0.5, 1) * most_s)  # noqa: S311 - jitter
 
     def _wait_for_all(self) -> None:
         """Wait until the moment that a Retry-After named, and a little longer; raise when there is no further try."""
@@ -230,8 +247,8 @@ class JudgeServer:
         if self._end.is_set():
             raise JudgeUnavailable(self._model, self._where, "it was stopped", 0)
 
-    def _look(self, status: int, body: Any, retry_after: str | None) -> float | None:
-        """Raise for a status that no further try changes; the seconds that the server asks for, None when none."""
+    def _look(self, status: int, body: Any, retry_after: str | None) -> None:
+        """Raise for a status that no further try changes; else hold back all calls as long as the server asks for."""
         code, message = _error(body)
         if (reason := _refusal(status, code, message)) is not None:
             self._refused = JudgeRefused(self._model, self._where, status, reason)
@@ -241,17 +258,19 @@ class JudgeServer:
             raise JudgeRejected(self._model, self._where, status)
         asked_s = _seconds(retry_after)
         if asked_s is not None:
-            asked_s = min(asked_s, LONGEST_WAIT_S)
-            self._not_before = max(self._not_before, time.monotonic() + asked_s)
-        return asked_s
+            self._not_before = max(self._not_before, time.monotonic() + min(asked_s, LONGEST_WAIT_S))
 
-    def _send(self, question: Question) -> _Answered:
-        """Send what the server is not known to object to; again without what it objects to, which is remembered."""
-        dropped, few = self._objected, False
+    def _send(self, question: Question, *, plain: bool) -> _Answered:
+        """Send what the server is not known to object to; again without what it objects to, which is remembered.
+
+        `plain` leaves out structured output without saying that the server objects to it.
+        """
+        tried_without = frozenset({"response_format"} if plain else ())
+        dropped, few = self._objected | tried_without, False
         while True:
             answered = self._exchange(self._body(question, dropped, few=few))
             if answered.status == 200:
-                self._objected |= dropped
+                self._objected |= dropped - tried_without
                 return answered
             if answered.status not in _OBJECTIONS:
                 return answered
@@ -263,7 +282,7 @@ class JudgeServer:
                 sent.add("max_completion_tokens")
             objected = {part for part in sent if _PARTS[part].search(answered.text)}
             # A server that names nothing is first tried without structured output, what it knows least.
-            if not objected and answered.status in (400, 422):
+            if not objected and answered.status in (400, 422, 501):
                 objected = {"response_format"} & sent
             if not objected:
                 return answered
@@ -451,13 +470,10 @@ def _tokens(usage: Mapping[str, Any], *names: str) -> int | None:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or a date."""
-    if not retry_after:
-        return None
+    """Seconds that a Retry-After header asks for: a number, or a date; None where it asks for no time at all."""
+    seconds = math.nan
+    with suppress(ValueError, OverflowError):
+        seconds = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
     with suppress(ValueError):
-        return max(0.0, float(retry_after))
-    try:
-        until = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    return max(0.0, until.timestamp() - time.time())
+        seconds = float(retry_after or "")
+    return seconds if 0 < seconds < math.inf else None
