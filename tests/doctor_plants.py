@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import polars as pl
 import sqlalchemy as sa
 import yaml
 from doctor_patient import SECRET, Patient
+from doctor_plants_rows import (
+    counts_are_no_json,
+    frozen_is_no_json,
+    frozen_is_no_object,
+    lost_beside_a_batch,
+    newer_registry,
+    no_table_after_a_batch,
+    no_version,
+    no_version_nor_attempt,
+    older_registry,
+    other_workspace,
+)
 
-from loop_dagster.store.migrations.versions import r0001_first
 from loop_dagster.store.open import open_store
-from loop_dagster.store.schema import attempts, inbox, leases, metadata
+from loop_dagster.store.schema import attempts, inbox, leases
 from loop_dagster.tables import LABELS, SAMPLES
 
 
@@ -161,24 +172,6 @@ def torn_registry(patient: Patient) -> None:
     path.write_bytes(data[: len(data) // 2] + bytes(4096 * 6) + data[len(data) // 2 + 4096 * 6 :])
 
 
-def older_registry(patient: Patient) -> None:
-    first = re.findall(r'create_table\(\s*"(\w+)"', Path(r0001_first.__file__).read_text())
-    with patient.open().registry.write() as connection:
-        later = Path(r0001_first.__file__).parent.glob("r*.py")
-        for table, column in re.findall(
-            r'add_column\("(\w+)", sa.Column\("(\w+)"', "".join(map(Path.read_text, later))
-        ):
-            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
-        for table in set(metadata.tables) - set(first):
-            connection.exec_driver_sql(f"DROP TABLE {table}")
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
-
-
-def newer_registry(patient: Patient) -> None:
-    with patient.open().registry.write() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-
-
 def row_of_tomorrow(patient: Patient) -> None:
     with patient.open().registry.write() as connection:
         connection.execute(sa.update(attempts).values(since=datetime.now(UTC) + timedelta(days=3)))
@@ -269,7 +262,7 @@ def lake_of_another_home(patient: Patient) -> None:
     patient.env("LOOP_HOME", mine)
 
 
-def open_lake(patient: Patient) -> object:
+def open_lake(patient: Patient) -> pl.DataFrame:
     from loop_dagster.store.lake import Lake
 
     return Lake(str(patient.home / "lake")).scan(SAMPLES).collect()
@@ -467,13 +460,15 @@ PLANTS = [
     Plant(gap_in_commits, "lake_torn", "mistake", "labels/_delta_log", "back from a copy"),
     Plant(torn_checkpoint, "lake_torn", "mistake", ".checkpoint.parquet", "`rm ", cured=True),
     Plant(lost_checkpoint, "lake_torn", "mistake", "_last_checkpoint", "`rm ", cured=True),
-    Plant(lost_log, "lake_torn", "mistake", "labels/_delta_log", "`mv ", cured=True),
+    Plant(lost_log, "lake_torn", "mistake", "labels/_delta_log", "`mv "),
     Plant(lost_data, "lake_torn", "mistake", ".parquet", ".repair()", cured=True),
     Plant(cut_data, "lake_torn", "mistake", ".parquet", ".repair()"),
     Plant(overwritten_data, "lake_torn", "mistake", ".parquet", ".repair()"),
     Plant(other_columns, "lake_columns", "mistake", "labels", "version of the project that wrote it"),
     Plant(other_lake, "lake_empty", "mistake", "lake2", "`export LOOP_LAKE_URL="),
     Plant(lake_of_another_home, "two_homes_on_one_lake", "mistake", "_owner.json", "`export LOOP_LAKE_URL="),
+    Plant(lost_beside_a_batch, "lake_table_missing", "warning", "feedback", "from a copy"),
+    Plant(no_table_after_a_batch, "lake_empty", "mistake", "lake", "`export LOOP_LAKE_URL="),
     Plant(unreadable_owner, "owner_unreadable", "warning", "_owner.json", "writes it anew"),
     Plant(no_model, "model_missing", "mistake", "tiny", "Check the path"),
     Plant(changed_model, "model_changed", "mistake", "tiny", "`loop pipelines edit support --model "),
@@ -487,6 +482,14 @@ PLANTS = [
     Plant(no_artifact, "artifact_missing", "mistake", "artifacts", "`loop train support`"),
     Plant(torn_artifact, "artifact_damaged", "mistake", "artifacts", "`loop train support`"),
     Plant(torn_leftover, "artifact_damaged_unneeded", "warning", "artifacts", "`rm -r ", cured=True),
+    Plant(no_version, "live_version_missing", "mistake", "loop-support", "`sqlite3 ", cured=True),
+    Plant(no_version_nor_attempt, "live_version_missing", "mistake", "loop-support", "DELETE FROM live", cured=True),
+    Plant(frozen_is_no_json, "registry_row", "mistake", "/0001, column frozen", "`sqlite3 ", cured=True, also=SKIPPED),
+    Plant(
+        frozen_is_no_object, "registry_row", "mistake", "/0001, column frozen", "`sqlite3 ", cured=True, also=SKIPPED
+    ),
+    Plant(counts_are_no_json, "registry_row", "mistake", "column counts", "a copy of before", also=SKIPPED),
+    Plant(other_workspace, "no_workspace", "warning", "other", "`export LOOP_WORKSPACE=default`", cured=True),
     Plant(stale_lease, "stale_lease", "warning", "lake/default", "`loop import` once more"),
     Plant(nobody_at_work, "no_daemon", "mistake", "no daemon", "`loop run`"),
     Plant(nobody_drains, "no_daemon", "mistake", "no daemon", "`loop run`"),

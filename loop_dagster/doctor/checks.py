@@ -63,6 +63,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("dagster.yaml", dagster_home.config, "home"),
     Check("Dagster's storage", dagster_home.storage),
     Check("registry", registry.registry, "home"),
+    Check("workspace", registry.workspace, "registry"),
     Check("clock", clock.clock, "registry"),
     Check("lake", lake.tables, "registry"),
     Check("owner of the lake", lake.owner, "registry"),

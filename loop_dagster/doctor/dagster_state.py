@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from loop_dagster.doctor.clock import words
 from loop_dagster.doctor.findings import Finding, fine, mistake
 from loop_dagster.doctor.installation import Installation
+from loop_dagster.errors import NotFound
 from loop_dagster.rules.states import step_of
 from loop_dagster.store.registry import open_to_read
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 HEARTBEAT_S: Final = 90.0
 #: What waits longer than this with a daemon running is stuck.
 WAITS: Final = timedelta(minutes=10)
+#: A run whose attempt has gone on ends within seconds; a cancelled one stops its training first.
+LEFT: Final = timedelta(minutes=3)
 #: Where Dagster keeps runs, sensors and heartbeats on SQLite.
 _FILES: Final = ("history/runs.db", "schedules/schedules.db")
 _START: Final = "`loop run` starts one; `loop dev` with Dagster's UI."
@@ -146,7 +149,12 @@ def _waiting(installation: Installation) -> Iterator[str]:
 
 
 def _is_dead(installation: Installation, record: Any) -> bool:
-    """Whether no process of this machine can be a run's: each is younger than the run, and no lease of it is alive."""
+    """Whether no process of this machine can be a run's: each is younger than the run, and no lease of it is alive.
+
+    A run whose attempt has left its step, or its try of it, has nothing to do any more: only its own lease counts.
+    """
+    if _is_left(installation, record):
+        return True
     if installation.now - record.create_timestamp < WAITS:
         return False
     began = record.start_time or record.create_timestamp.timestamp()
@@ -158,6 +166,23 @@ def _is_dead(installation: Installation, record: Any) -> bool:
     names += [f"attempt/{one.run_id}" for one in installation.store.attempts.active() if one.key == key]
     held = [lease for name in names if (lease := leases.find(name)) is not None]
     return all(lease.expires_at <= installation.now for lease in held)
+
+
+def _is_left(installation: Installation, record: Any) -> bool:
+    """Whether a run's attempt has been elsewhere for a while and the run does not hold the attempt's lease."""
+    tags = record.dagster_run.tags
+    store = installation.store
+    try:
+        attempt = store.attempts.get(tags.get("loop/attempt", ""))
+    except NotFound:
+        return False
+    if step_of(attempt.state) == tags.get("loop/step") and str(attempt.try_no) == tags.get("loop/try"):
+        return False
+    if installation.now - max(attempt.since, record.update_timestamp) < LEFT:
+        return False
+    lease = store.leases.find(f"attempt/{attempt.run_id}")
+    mine = lease is not None and lease.holder == f"run {record.dagster_run.run_id}"
+    return not (mine and lease is not None and lease.expires_at > installation.now)
 
 
 def _last_beat(installation: Installation) -> float | None:

@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal
 
-from loop_dagster.errors import RegistryDamaged
+from loop_dagster.doctor.rows import BrokenRow, broken_rows
+from loop_dagster.errors import LoopError, RegistryDamaged
 from loop_dagster.settings import Settings
 from loop_dagster.store import migrations
 from loop_dagster.store.open import Store, store_over
@@ -78,7 +79,8 @@ class Installation:
     @cached_property
     def readable(self) -> bool:
         """Whether the registry can be read as this version expects it."""
-        return self.is_there and self.health.revision == migrations.HEAD and self.damage is None
+        whole = self.is_there and self.health.revision == migrations.HEAD and self.damage is None
+        return whole and not self.broken_rows
 
     @cached_property
     def damage(self) -> str | None:
@@ -92,6 +94,17 @@ class Installation:
         except RegistryDamaged as error:
             return error.message.partition("damaged: ")[2].partition(". ")[0]
         return None if said == ["ok"] else "; ".join(line.replace("\n", " ") for line in said)
+
+    @cached_property
+    def broken_rows(self) -> tuple[BrokenRow, ...]:
+        """Rows at which reading ends; those of a big file are looked for only when asked to."""
+        path = self.registry.path
+        if path is not None and path.stat().st_size > QUICK_BYTES and not self.thorough:
+            return ()
+        try:
+            return broken_rows(self.registry)
+        except LoopError:
+            return ()  # the looks that read the registry say why
 
     @cached_property
     def store(self) -> Store:

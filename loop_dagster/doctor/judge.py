@@ -6,7 +6,10 @@ key nor an answer of the server is shown.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import ipaddress
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
@@ -53,6 +56,7 @@ def judge(installation: Installation) -> Iterator[Finding]:
     except BadRequest as error:
         yield told("judge_setting", _WHAT, error.message, where="LOOP_JUDGE")
         return
+    yield from _itself(installation)
     if installation.offline:
         yield note(
             "judge_not_asked",
@@ -63,6 +67,48 @@ def judge(installation: Installation) -> Iterator[Finding]:
         )
         return
     yield ask(settings)
+
+
+def _itself(installation: Installation) -> Iterator[Finding]:
+    """A live version of this installation as the judge of those that follow it (docs/judge.md: never)."""
+    settings = installation.known
+    if not installation.readable or not _is_ours(settings):
+        return
+    judging = [one for one in installation.store.pipelines.list() if one.live_name == settings.judge_model]
+    for pipeline in judging:
+        yield warning(
+            "judge_is_live_version",
+            _WHAT,
+            where="LOOP_JUDGE_URL, LOOP_JUDGE_MODEL",
+            found=f"{_server(settings)} is this installation, and {settings.judge_model} is what {pipeline.tag} has "
+            "live: it would rate its own successors",
+            mend="`export LOOP_JUDGE_MODEL=` and LOOP_JUDGE_URL with a model that the loop does not train, or "
+            "`export LOOP_JUDGE=reference`.",
+        )
+
+
+def _is_ours(settings: Settings) -> bool:
+    """Whether the judge's address is where serving or the API of this installation listens."""
+    import httpx
+
+    address = httpx.URL(str(settings.judge_url))
+    port = address.port or (443 if address.scheme == "https" else 80)
+    host = address.host.lower().rstrip(".")
+    listening = ((settings.serve_host, settings.serve_port), (settings.api_host, settings.api_port))
+    return any(port == ours and (host == at.lower() or _is_this_machine(host)) for at, ours in listening)
+
+
+def _is_this_machine(host: str) -> bool:
+    """Whether a name or an address is one of this machine's; no server is asked for a name."""
+    import psutil
+
+    with contextlib.suppress(ValueError):
+        given = ipaddress.ip_address(host.strip("[]"))
+        if given.is_loopback or given.is_unspecified:
+            return True
+    mine = {one.address.partition("%")[0].lower() for found in psutil.net_if_addrs().values() for one in found}
+    names = {"localhost", "ip6-localhost", socket.gethostname().lower()}
+    return host in mine | names or host.endswith(".localhost")
 
 
 def ask(settings: Settings) -> Finding:

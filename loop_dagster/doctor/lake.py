@@ -1,35 +1,32 @@
 """The lake: every table whole and readable, written by this registry alone, holding what the registry counts on.
 
-Belongs here: looking through `store`. Does not belong here: finding the damaged file of a table (store/torn.py).
+Belongs here: looking through `store`. Does not belong here: finding the damaged file of a table (store/torn.py), and
+telling that a table which is not there once was (lost_tables.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from loop_dagster.doctor.findings import Finding, fine, mistake, told, warning
 from loop_dagster.doctor.installation import Installation
+from loop_dagster.doctor.lost_tables import lost_tables
 from loop_dagster.errors import LakeSchemaMismatch, LakeUnreadable
 from loop_dagster.store import torn
 from loop_dagster.store.lake import Lake
 from loop_dagster.store.owner import owner_of
-from loop_dagster.tables import SAMPLES, TABLES, Table
-
-_WHAT: Final = "lake"
+from loop_dagster.tables import TABLES, Table
 
 
 def tables(installation: Installation) -> Iterator[Finding]:
-    """Every table: its log, its data files, its columns; and whether samples are there at all."""
+    """Every table: its log, its data files, its columns; and whether one that was written to is there at all."""
     lake = installation.store.lake
     rows: dict[str, int] = {}
     for table in TABLES:
         found = list(_table(lake, table, rows, thorough=installation.thorough))
         yield from found
-    lost = _lost(installation, rows.get(SAMPLES.name))
-    if lost is not None:
-        yield lost
+    yield from lost_tables(installation, rows)
 
 
 def _table(lake: Lake, table: Table, rows: dict[str, int], *, thorough: bool) -> Iterator[Finding]:
@@ -57,24 +54,6 @@ def _table(lake: Lake, table: Table, rows: dict[str, int], *, thorough: bool) ->
         return
     if rows[table.name]:
         yield fine("lake", what, found=f"{rows[table.name]:,} rows at Delta version {lake.version(table)}")
-
-
-def _lost(installation: Installation, samples: int | None) -> Finding | None:
-    """A registry that knows of samples beside a lake without any: most likely another lake is meant."""
-    if samples != 0:
-        return None
-    trained = [attempt for attempt in installation.store.attempts.recent(20) if attempt.train_rows]
-    if not trained:
-        return None
-    lake = installation.known.lake
-    return mistake(
-        "lake_empty",
-        _WHAT,
-        where=lake,
-        found=f"no sample is there, and attempt {trained[-1].key} of this registry had {trained[-1].train_rows:,}",
-        mend="Name the lake that belongs to this registry: `export LOOP_LAKE_URL=…` (and LOOP_WORKSPACE, if it was set "
-        "when the samples came), or put the lake back from a copy.",
-    )
 
 
 def owner(installation: Installation) -> Iterator[Finding]:

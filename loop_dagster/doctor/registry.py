@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import sqlalchemy as sa
+
 from loop_dagster.doctor.findings import Finding, fine, mistake, told, warning
 from loop_dagster.doctor.installation import Installation
+from loop_dagster.doctor.rows import broken_row
 from loop_dagster.errors import LoopError, RegistryDamaged
 from loop_dagster.store import migrations
 from loop_dagster.store.lake import Lake
+from loop_dagster.store.schema import batches, inbox, installations, pipelines
 from loop_dagster.tables import SAMPLES
 
 _WHAT: Final = "registry"
@@ -63,6 +67,8 @@ def registry(installation: Installation) -> Iterator[Finding]:
     damage = installation.damage
     if damage:
         yield told("registry_damaged", _WHAT, RegistryDamaged(health.where, damage).message, where=health.where)
+    for row in installation.broken_rows if damage is None else ():
+        yield broken_row(found, row)
     for problem in health.problems:
         yield mistake(
             "registry_setting",
@@ -71,8 +77,38 @@ def registry(installation: Installation) -> Iterator[Finding]:
             found=problem.partition(":")[0].rstrip("."),
             mend=problem.rpartition(": ")[2] if ": " in problem else "Turn it on in postgresql.conf and reload it.",
         )
-    if not damage and not health.problems:
+    if not damage and not health.problems and not installation.broken_rows:
         yield fine("registry", _WHAT, where=health.where, found=f"{health.server}, revision {revision}")
+
+
+def workspace(installation: Installation) -> Iterator[Finding]:
+    """Whether the workspace that is named holds anything, where others of the registry do."""
+    mine = installation.known.workspace
+    found = _workspaces(installation)
+    others = sorted(found - {mine})
+    if mine in found or not others or installation.store.lake.version(SAMPLES) is not None:
+        yield fine("workspace", "workspace", found=mine)
+        return
+    yield warning(
+        "no_workspace",
+        "workspace",
+        where=f"LOOP_WORKSPACE, {mine}",
+        found=f"nothing is in this workspace, and this registry has {', '.join(others[:5])}"
+        + (f" and {len(others) - 5} more" if len(others) > 5 else ""),
+        mend=f"If one of those is meant, `export LOOP_WORKSPACE={others[0]}`; if not, `loop pipelines create` begins "
+        f"the workspace {mine}.",
+    )
+
+
+def _workspaces(installation: Installation) -> set[str]:
+    """Names under which the registry has anything of pipelines or samples, deleted pipelines included."""
+    tables = (pipelines, inbox, batches)
+    query = sa.union(*(sa.select(table.c.workspace) for table in tables))
+    with installation.registry.read() as connection:
+        found = set(connection.execute(query).scalars())
+        # A lake that was written to: of a workspace that was only ever imported into, and has no pipeline.
+        written = set(connection.execute(sa.select(installations.c.workspace)).scalars())
+    return found | (written - {installation.known.workspace})
 
 
 def _empty(installation: Installation) -> Iterator[Finding]:
