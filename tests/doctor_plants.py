@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import polars as pl
 import sqlalchemy as sa
 import yaml
 from doctor_patient import SECRET, Patient
@@ -28,10 +27,12 @@ from doctor_plants_rows import (
     no_version_nor_attempt,
     older_registry,
     other_workspace,
+    row_of_tomorrow,
 )
 
+from loop_dagster.store.lake import Lake
 from loop_dagster.store.open import open_store
-from loop_dagster.store.schema import attempts, inbox, leases
+from loop_dagster.store.schema import inbox, leases
 from loop_dagster.tables import LABELS, SAMPLES
 
 
@@ -172,11 +173,6 @@ def torn_registry(patient: Patient) -> None:
     path.write_bytes(data[: len(data) // 2] + bytes(4096 * 6) + data[len(data) // 2 + 4096 * 6 :])
 
 
-def row_of_tomorrow(patient: Patient) -> None:
-    with patient.open().registry.write() as connection:
-        connection.execute(sa.update(attempts).values(since=datetime.now(UTC) + timedelta(days=3)))
-
-
 def file_of_tomorrow(patient: Patient) -> None:
     moment = datetime.now(UTC).timestamp() + 7_200
     os.utime(patient.home / "dagster" / "dagster.yaml", (moment, moment))
@@ -256,16 +252,10 @@ def lake_of_another_home(patient: Patient) -> None:
     store = open_store()
     store.lake.append(LABELS, LABELS.empty())
     store.lake.append(SAMPLES, SAMPLES.empty())
-    rows = open_lake(patient)
+    rows = Lake(str(patient.home / "lake")).scan(SAMPLES).collect()
     store.lake.append(SAMPLES, rows)
     store.registry.dispose()
     patient.env("LOOP_HOME", mine)
-
-
-def open_lake(patient: Patient) -> pl.DataFrame:
-    from loop_dagster.store.lake import Lake
-
-    return Lake(str(patient.home / "lake")).scan(SAMPLES).collect()
 
 
 def unreadable_owner(patient: Patient) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -94,3 +95,8 @@ def counts_are_no_json(patient: Patient) -> None:
 
 def other_workspace(patient: Patient) -> None:
     patient.env("LOOP_WORKSPACE", "other")
+
+
+def row_of_tomorrow(patient: Patient) -> None:
+    with patient.open().registry.write() as connection:
+        connection.execute(sa.update(attempts).values(since=datetime.now(UTC) + timedelta(days=3)))
