@@ -35,8 +35,8 @@ _SYSTEM = (
 _PREFERENCES = ("first", "second", "tie")
 #: Stands behind a question that is asked once more: the same words, at temperature 0, would get the same reply.
 _INSISTING = (
-    "Your last reply could not be read. Write nothing but that one JSON object this time: no word and no fence around it, "
-    "and its keys spelled exactly as they stand here."
+    "Your last reply could not be read. Write nothing but that one JSON object this time: no word and no fence around "
+    "it, and its keys spelled exactly as they stand here."
 )
 T = TypeVar("T")
 

@@ -117,8 +117,8 @@ class JudgeServer:
     """`POST <url>/chat/completions`. Safe to use from many threads.
 
     Structured output is asked for first; a server that does not know it, whether it says so or only fails
-    (`judge_structured.py`), is asked in plain words from then on. Waits are random, so that many callers do not come back
-    together; a Retry-After holds back all of them, and shortens no wait.
+    (`judge_structured.py`), is asked in plain words from then on. Waits are random, so that many callers do not come
+    back together; a Retry-After holds back all of them, and shortens no wait.
     """
 
     def __init__(

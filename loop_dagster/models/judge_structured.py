@@ -1,12 +1,12 @@
 """Whether a judge's server knows structured output, where it does not say so but only fails.
 
-Belongs here: which try of a call asks for structured output, and what the ends of many calls say of the server. Does not
-belong here: objections in words, and sending (`judge_server.py`).
+Belongs here: which try of a call asks for structured output, and what the ends of many calls say of the server. Does
+not belong here: objections in words, and sending (`judge_server.py`).
 
-A server that refuses a part of a request without a word (500, 503, a closed connection, a reply without text) looks like
-one that is down. What tells them apart is the order of things: without structured output it answers, with it right after
-that it fails, and without it it answers again. A server that was only away for a moment answers the middle one too, and
-one that ever answered with structured output knows it: it is asked for it for good.
+A server that refuses a part of a request without a word (500, 503, a closed connection, a reply without text) looks
+like one that is down. What tells them apart is the order of things: without structured output it answers, with it right
+after that it fails, and without it it answers again. A server that was only away for a moment answers the middle one
+too, and one that ever answered with structured output knows it: it is asked for it for good.
 """
 
 from __future__ import annotations
