@@ -36,8 +36,8 @@ class Evidence:
     """What is recorded about the step that an attempt needs.
 
     `run` is what Dagster says of the run with this try's key; `claimed_at` and `ended` are of the claim; `last_beat` is
-    the newest heartbeat of the attempt's lease; `since` is when it entered its state, `run_since` when Dagster took the
-    run.
+    the newest heartbeat of the attempt's lease; `since` is when it entered its state, `run_since` when that run left
+    the queue (or was asked for, before it came into it).
     """
 
     state: TrainingRunState
