@@ -355,9 +355,8 @@ class Pipelines:
             changes["settings"] = settings.to_json()
         if not changes:
             return pipeline
-        saved = self._update(
-            connection, pipeline.pipeline_id, **changes, revision=pipeline.revision + 1, updated_at=now
-        )
+        changes |= {"revision": pipeline.revision + 1, "updated_at": now}
+        saved = self._update(connection, pipeline.pipeline_id, **changes)
         self._keep_revision(connection, saved)
         return saved
 
@@ -367,8 +366,8 @@ class Pipelines:
         if (pipeline.enabled, pipeline.paused_reason) == (on, reason):
             return pipeline
         # While it is paused nobody looks whether it still has enough, so a slot that passes then was not waited for.
-        switched = {"enabled": on, "paused_reason": reason, "next_due_at": None, "updated_at": now}
-        return self._update(connection, pipeline.pipeline_id, **switched)
+        state = {"enabled": on, "paused_reason": reason, "next_due_at": None}
+        return self._update(connection, pipeline.pipeline_id, **state, updated_at=now)
 
     def _note(self, ref: str, **values: Any) -> Pipeline:
         with self.registry.write() as connection:
