@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -95,6 +96,28 @@ def render_home(settings: Settings) -> Path:
     return home
 
 
+#: Makes Dagster's databases as its own processes would.
+_MAKE = "import dagster, sys; dagster.DagsterInstance.from_config(sys.argv[1]).dispose()"
+
+
+def make_books(settings: Settings) -> None:
+    """Render DAGSTER_HOME and make Dagster's databases in it, unless that was done.
+
+    Two of Dagster's processes that make them at the same moment note two revisions, and none can open them any more; so
+    they are made here, by one at a time. What keeps them from being made, the process that needs them tells.
+    """
+    made = render_home(settings) / ".made"
+    with made.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if made.stat().st_size:
+            return
+        command = [sys.executable, "-W", "ignore", "-c", _MAKE, str(settings.dagster_home)]
+        quiet = subprocess.DEVNULL
+        done = subprocess.run(command, env=environment(settings), cwd=PROJECT, stdout=quiet, stderr=quiet, check=False)
+        if done.returncode == 0:
+            file.write("Dagster's databases were made.\n")
+
+
 def check_port(what: str, host: str, port: int, setting: str) -> None:
     """Raise PortTaken when something listens there already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -167,7 +190,7 @@ def running(*processes: Process) -> Iterator[None]:
 
 def start_daemon(settings: Settings) -> Process:
     """Dagster's daemon with the project's code location: sensors, run queue, launches."""
-    render_home(settings)
+    make_books(settings)
     command = [sys.executable, "-m", "dagster._daemon", "run", "-w", str(PROJECT / "workspace.yaml")]
     return Process("daemon", command, settings)
 
@@ -175,7 +198,7 @@ def start_daemon(settings: Settings) -> Process:
 def start_dagster(settings: Settings) -> Process:
     """Dagster's UI and daemon in one (`dagster dev`), sharing one code server."""
     check_port("Dagster's UI", "127.0.0.1", settings.webserver_port, "LOOP_WEBSERVER_PORT")
-    render_home(settings)
+    make_books(settings)
     command = [sys.executable, "-m", "dagster", "dev", "-w", str(PROJECT / "workspace.yaml")]
     return Process("dagster", [*command, "-h", "127.0.0.1", "-p", str(settings.webserver_port)], settings)
 
