@@ -290,7 +290,6 @@ def look(store: Store, pipeline: Pipeline, now: datetime, *, keys: KeyFrames | N
     )
     if attempt is None:
         return NotYet(pipeline.tag, "Another look came first.")
-    store.pipelines.set_due(pipeline.pipeline_id, None)
     return Opened(pipeline.tag, attempt, f"Attempt {attempt.attempt_no} opened.")
 
 

@@ -80,7 +80,7 @@ class Stores:
         return await found
 
     def _find(self, texts: Sequence[str]) -> list[ApiKey | None]:
-        found = [self.home.keys.find(text, note=False) for text in texts]
+        found = [self.home.keys.find(text) for text in texts]
         for key in found:
             if key is not None and self.home.keys.is_worth_noting(key):
                 self._notes.submit(self.home.keys.note, key)

@@ -84,7 +84,7 @@ def _whole(text: str) -> Number:
     return Number(text)
 
 
-def _broken(text: str) -> Number:
+def _fraction(text: str) -> Number:
     if len(text) > MAX_NUMBER or math.isinf(float(text)):
         raise UnreadableJsonError("number_too_large")
     return Number(text)
@@ -107,9 +107,9 @@ def doubled(names: Iterable[str]) -> str | None:
     return None
 
 
-_scan: Final = json.JSONDecoder(parse_int=_whole, parse_float=_broken, parse_constant=_refuse_constant).raw_decode
+_scan: Final = json.JSONDecoder(parse_int=_whole, parse_float=_fraction, parse_constant=_refuse_constant).raw_decode
 _scan_once: Final = json.JSONDecoder(
-    parse_int=_whole, parse_float=_broken, parse_constant=_refuse_constant, object_pairs_hook=_once
+    parse_int=_whole, parse_float=_fraction, parse_constant=_refuse_constant, object_pairs_hook=_once
 ).raw_decode
 _BLANK: Final = " \t\n\r"
 

@@ -97,14 +97,15 @@ def cut_the_power(homes: Homes, template: Home, seed: int) -> str:
     return f"all killed after {wait:.1f} s in {state}"
 
 
-def _go_on(home: Home, running: subprocess.Popen[str]) -> None:
-    """Wait for the end of the attempt; a daemon that ended is started again, as a supervisor would."""
+def _go_on(home: Home, *running: subprocess.Popen[str]) -> None:
+    """Wait for the end of the attempt; where all daemons ended, one is started again, as a supervisor would."""
     deadline = time.monotonic() + PATIENCE_S
     while not _settled(home) and time.monotonic() < deadline:
-        if running.poll() is not None:
-            running = home.start("run", "--until-idle", "--json")
+        if all(one.poll() is not None for one in running):
+            running = (home.start("run", "--until-idle", "--json"),)
         time.sleep(1.0)
-    running.wait(max(1.0, deadline - time.monotonic()))
+    for one in running:
+        one.wait(max(1.0, deadline - time.monotonic()))
 
 
 def _open_runs(home: Home) -> list[str]:
@@ -127,13 +128,7 @@ def two_daemons(homes: Homes, template: Home, seed: int) -> str:
         daemons = home.processes(MARKS["daemon"])
         assert daemons, f"two daemons {seed}: both were gone before one could be killed"
         kill(rng.choice(daemons).pid)
-        deadline = time.monotonic() + PATIENCE_S
-        while not _settled(home) and time.monotonic() < deadline:
-            if all(one.poll() is not None for one in both):
-                both = [home.start("run", "--until-idle", "--json")]
-            time.sleep(1.0)
-        for one in both:
-            one.wait(max(1.0, deadline - time.monotonic()))
+        _go_on(home, *both)
     finally:
         home.end()
     _one_attempt_and_no_more(home.store, f"two daemons {seed}")

@@ -83,7 +83,7 @@ class Known:
             return caller_of(request, self._stores, remembered[0])
         loop = asyncio.get_running_loop()
         self._looking += 1
-        looking = loop.run_in_executor(self._threads, lambda: self._stores.home.keys.find(text, note=False))
+        looking = loop.run_in_executor(self._threads, self._stores.home.keys.find, text)
         looking.add_done_callback(self._looked)
         try:
             key = await asyncio.wait_for(asyncio.shield(looking), self._wait_s if fresh else None)
