@@ -25,6 +25,9 @@ RETRY_AFTER_S = 60.0
 def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.SensorResult | dg.SkipReason:
     """The cursor holds the Delta versions that the assets have been told of."""
     stores = store.open()
+    # Asked even when nothing waits: a run whose process is gone ends here, and would read as at work until it did.
+    if under_way(context, stores, intake_job.name):
+        return dg.SkipReason("An intake run is under way.")
     now = datetime.now(UTC)
     versions = {table.name: stores.lake.version(table) for table in LAKE_TABLES}
     told = {table.name: last_shown(context.instance, table.name, "delta_version") for table in LAKE_TABLES}
@@ -36,8 +39,6 @@ def intake(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.Sens
     # Dagster keeps cursors for long, and a file may be called after a person.
     names = hashlib.blake2b("/".join(file.name for file in files).encode(errors="replace"), digest_size=8).hexdigest()
     key = json.dumps([versions, names, _inbox_state(stores) if due else None])
-    if under_way(context, stores, intake_job.name):
-        return dg.SkipReason("An intake run is under way.")
     if hold := _held_by(context, same=key == context.cursor):
         return dg.SkipReason(hold)
     return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=key)

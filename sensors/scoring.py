@@ -61,13 +61,14 @@ class Cursor:
 def scoring(context: dg.SensorEvaluationContext, store: StoreResource) -> dg.SensorResult | dg.SkipReason:
     """One run at a time; an unchanged pipeline is not looked at until time alone can change something."""
     stores = store.open()
+    # Asked even where no judge is set: a run whose process is gone ends here.
+    if under_way(context, stores, scoring_job.name):
+        return dg.SkipReason("A run is under way.")
     now = datetime.now(UTC)
     left = leftovers(stores)
     cannot = why_no_scoring(stores.settings)
     if cannot and not left:
         return dg.SkipReason(cannot)
-    if under_way(context, stores, scoring_job.name):
-        return dg.SkipReason("A run is under way.")
     for pipeline in stores.pipelines.list():
         if pipeline.pipeline_id in left:
             return dg.SensorResult(run_requests=[_request(pipeline)])

@@ -29,7 +29,9 @@ from loop_dagster.store.leases import Leases
 from loop_dagster.store.open import Store, open_store
 from loop_dagster.store.records import Attempt
 from resources import StoreResource
+from sensors.intake import intake as intake_sensor
 from sensors.progress import progress as progress_sensor
+from sensors.scoring import scoring as scoring_sensor
 
 STARTED, STARTING = DagsterEventType.PIPELINE_START, DagsterEventType.PIPELINE_STARTING
 CANCELING = DagsterEventType.PIPELINE_CANCELING
@@ -286,3 +288,19 @@ def test_a_tick_without_news_is_quick_however_many_runs_ended(store: Store, book
 
 def test_every_step_has_a_job_that_is_looked_at() -> None:
     assert {step_of(state) for state in FLOW} - {None} == set(STEP_JOBS)
+
+
+@pytest.mark.parametrize(("sensor", "job"), [(intake_sensor, "intake"), (scoring_sensor, "scoring")])
+def test_a_dead_run_of_a_job_that_has_nothing_to_do_ends_too(
+    store: Store, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, sensor: dg.SensorDefinition, job: str
+) -> None:
+    monkeypatch.setattr("sensors.lost_runs.LOOK_AGAIN_AFTER_S", 0.0)
+    dead = instance.add_run(dg.DagsterRun(job_name=job, status=dg.DagsterRunStatus.STARTED))
+    instance.run_storage.handle_run_event(dead.run_id, DagsterEvent(STARTED.value, job), ago(minutes=10))
+    context = dg.build_sensor_context(
+        instance=instance, resources={"store": StoreResource(home=str(store.settings.root))}
+    )
+    assert isinstance(sensor(context), dg.SkipReason)
+    ended = instance.get_run_by_id(dead.run_id)
+    assert ended is not None
+    assert ended.status == dg.DagsterRunStatus.FAILURE
