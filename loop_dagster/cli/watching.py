@@ -53,7 +53,7 @@ def until_idle(store: Store, daemon: Process, *, quiet: bool) -> Watch:
         changed = _note_changes(store, watch, quiet=quiet)
         running = [attempt for attempt in store.attempts.active() if step_of(attempt.state) is not None]
         if running and not quiet:
-            _follow(store, running[0])
+            _follow(store, running[0], daemon)
         if changed or running or store.inbox.pending().rows or waiting_files(store, now):
             settled_since = None
         elif settled_since is None:
@@ -85,8 +85,11 @@ def _note_changes(store: Store, watch: Watch, *, quiet: bool) -> bool:
     return changed
 
 
-def _follow(store: Store, attempt: Attempt) -> None:
-    """Draw a bar for as long as the attempt's child works and the attempt stays in its state."""
+def _follow(store: Store, attempt: Attempt, daemon: Process) -> None:
+    """Draw a bar for as long as the attempt's child works and the attempt stays in its state.
+
+    Raises DaemonEnded when the daemon is gone: nobody would move the attempt any more.
+    """
     if attempt.state not in BARS:
         return
     folder, label = BARS[attempt.state]
@@ -95,6 +98,7 @@ def _follow(store: Store, attempt: Attempt) -> None:
         return
     with progress(label, quiet=False) as update:
         while store.attempts.get(attempt.run_id).state == attempt.state:
+            daemon.check()
             with contextlib.suppress(OSError, ValueError):
                 seen: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
                 update(seen["done"], seen["total"])

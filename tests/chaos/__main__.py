@@ -59,7 +59,7 @@ def main() -> int:
             rounds["two"] = partial(kills.two_daemons, homes, template)
         seeds = range(chosen.first_seed, chosen.first_seed + chosen.rounds)
         with ThreadPoolExecutor(chosen.at_once) as pool:
-            held = list(pool.map(lambda one: _held(rounds, *one), [(kind, seed) for kind in kinds for seed in seeds]))
+            held = list(pool.map(lambda one: _held(rounds, *one), [(kind, seed) for seed in seeds for kind in kinds]))
     failed = held.count(False)
     print(f"{failed} rounds failed." if failed else "Every round held.")
     return 1 if failed else 0

@@ -20,7 +20,7 @@ import polars as pl
 from homes import Home, Homes, kill
 
 from loop_dagster.errors import MoveNotAllowed
-from loop_dagster.rules.states import FLOW, step_of
+from loop_dagster.rules.states import FLOW, TrainingRunState, reached, step_of
 from loop_dagster.store.open import Store
 from loop_dagster.tables import ADAPTERS, FEEDBACK, HOLDOUTS, LABELS, REPORTS, SAMPLES, TRAINING_SETS
 
@@ -33,7 +33,7 @@ MARKS: dict[Target, str] = {
 }
 _ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 OPEN = [status for status in dg.DagsterRunStatus if status not in _ENDED]
-#: A whole attempt of the tiny model takes about this long; kills fall anywhere in it.
+#: A whole attempt of the tiny model takes about this long on a machine that does nothing else.
 ATTEMPT_S = 30.0
 #: A step is given up for lost after a minute; this is ample for one lost step and the rest.
 PATIENCE_S = 600.0
@@ -59,7 +59,7 @@ def kill_in(home: Home, target: Target, seed: int) -> str:
     before = _stored(home.store)
     running = home.start("run", "--until-idle", "--json")
     try:
-        done = _kill_after(home, target, rng.uniform(3.0, ATTEMPT_S))
+        done = _kill_one(home, target, rng)
         _go_on(home, running)
     finally:
         home.end()
@@ -79,7 +79,9 @@ def cut_the_power(homes: Homes, template: Home, seed: int) -> str:
     before = _stored(home.store)
     running = home.start("run", "--until-idle", "--json")
     try:
-        time.sleep(wait := rng.uniform(3.0, ATTEMPT_S * 2))
+        began = time.monotonic()
+        _wait_for_a_moment(home, rng)
+        wait = time.monotonic() - began
         [state] = [attempt.state for attempt in home.store.attempts.list()] or ["nothing"]
         home.end()
         running.wait()
@@ -124,7 +126,7 @@ def two_daemons(homes: Homes, template: Home, seed: int) -> str:
         began = time.monotonic()
         while len(home.processes(MARKS["daemon"])) < 2 and time.monotonic() - began < ATTEMPT_S * 2:
             time.sleep(0.2)
-        time.sleep(rng.uniform(0.0, ATTEMPT_S))
+        _wait_for_a_moment(home, rng)
         daemons = home.processes(MARKS["daemon"])
         assert daemons, f"two daemons {seed}: both were gone before one could be killed"
         kill(rng.choice(daemons).pid)
@@ -286,11 +288,12 @@ def template_home(homes: Homes, model: Path, conversations: Path) -> Home:
     return home
 
 
-def _kill_after(home: Home, target: Target, seconds: float) -> str:
-    """Wait, then kill the first process of that kind that shows up."""
+def _kill_one(home: Home, target: Target, rng: random.Random) -> str:
+    """Wait for a random moment, then kill the first process of that kind that shows up."""
     began = time.monotonic()
-    time.sleep(seconds)
-    while time.monotonic() - began < ATTEMPT_S * 4:
+    _wait_for_a_moment(home, rng, last="candidate_running" if target == "child" else "promoting")
+    give_up = time.monotonic() + ATTEMPT_S * 4
+    while time.monotonic() < give_up:
         for process in home.processes(MARKS[target]):
             state = ", ".join(attempt.state for attempt in home.store.attempts.active()) or "nothing"
             kill(process.pid)
@@ -299,6 +302,20 @@ def _kill_after(home: Home, target: Target, seconds: float) -> str:
             return f"{target} was gone before it could be killed"
         time.sleep(0.2)
     return f"no {target} showed up"
+
+
+def _wait_for_a_moment(home: Home, rng: random.Random, *, last: TrainingRunState = "promoting") -> None:
+    """Half of the moments are told by the clock, half by a state up to `last`: few states are long enough for a clock."""
+    if rng.random() < 0.5:
+        time.sleep(rng.uniform(3.0, ATTEMPT_S))
+        return
+    goal = rng.choice(FLOW[: FLOW.index(last) + 1])
+    give_up = time.monotonic() + PATIENCE_S
+    while time.monotonic() < give_up and not _settled(home):
+        if any(reached(attempt.state, goal) for attempt in home.store.attempts.active()):
+            break
+        time.sleep(0.1)
+    time.sleep(rng.uniform(0.0, 2.0))
 
 
 def _settled(home: Home) -> bool:
