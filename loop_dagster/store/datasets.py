@@ -11,17 +11,16 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
-from loop_dagster.errors import BadRequest, NotFound, Refused, RevisionMismatch
+from loop_dagster.errors import NotFound, Refused, RevisionMismatch
 from loop_dagster.rules.conditions import DatasetConditions
-from loop_dagster.store.pipelines import Pipeline, Pipelines, lock_datasets, name_key
+from loop_dagster.rules.names import checked_name, name_key
+from loop_dagster.store.pipelines import Pipeline, Pipelines, lock_datasets
 from loop_dagster.store.registry import Registry, insert_new
 from loop_dagster.store.schema import datasets
-
-MAX_NAME: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class Datasets:
     ) -> Dataset:
         """Save a dataset. Raises BadRequest for a name that is empty or over 80 characters, DATASET_NAME_TAKEN."""
         now = now or datetime.now(UTC)
-        clean = _checked_name(name)
+        clean = checked_name(name, whose="A dataset's")
         row = {
             "workspace": self.registry.workspace,
             "dataset_id": f"ds_{secrets.token_hex(8)}",
@@ -135,7 +134,7 @@ class Datasets:
             if expected_revision is not None and expected_revision != found.revision:
                 raise RevisionMismatch(found.dataset_id, expected_revision, found.revision, kind="Dataset")
             changes: dict[str, Any] = {}
-            if name is not None and (clean := _checked_name(name)) != found.name:
+            if name is not None and (clean := checked_name(name, whose="A dataset's")) != found.name:
                 changes |= {"name": clean, "name_key": name_key(clean)}
             wanted = found.conditions.merged(conditions or {})
             if wanted != found.conditions:
@@ -173,13 +172,6 @@ class Datasets:
 def using(pipelines: Collection[Pipeline], dataset_id: str) -> list[Pipeline]:
     """Those of the pipelines that train on a dataset."""
     return [one for one in pipelines if dataset_id in one.settings.datasets]
-
-
-def _checked_name(name: str) -> str:
-    clean = " ".join(name.split())
-    if not 1 <= len(clean) <= MAX_NAME:
-        raise BadRequest(f"A dataset's name has 1 to {MAX_NAME} characters, got {len(clean)}.", field="name")
-    return clean
 
 
 def _name_taken(name: str) -> Refused:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import secrets
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,14 +18,13 @@ import sqlalchemy as sa
 
 from loop_dagster.errors import BadRequest, NotFound, Refused, RevisionMismatch
 from loop_dagster.rules.conditions import DatasetConditions
+from loop_dagster.rules.names import checked_name, name_key
 from loop_dagster.rules.pipelines import PipelineSettings
 from loop_dagster.rules.states import TERMINAL
 from loop_dagster.rules.tags import slug
 from loop_dagster.store.attempts import Attempts
 from loop_dagster.store.registry import Registry, insert_new
 from loop_dagster.store.schema import attempts, datasets, live, pipeline_revisions, pipelines, sources
-
-MAX_NAME: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +292,7 @@ class Pipelines:
         seed: int | None,
         now: datetime,
     ) -> Pipeline:
-        name, tag = _checked_name(name), slug(name)
+        name, tag = checked_name(name, whose="A pipeline's"), slug(name)
         settings = settings or PipelineSettings()
         self._check_datasets(connection, settings)
         row = {
@@ -334,8 +332,8 @@ class Pipelines:
         now: datetime,
     ) -> Pipeline:
         changes: dict[str, Any] = {}
-        if name is not None and _checked_name(name) != pipeline.name:
-            changes |= {"name": _checked_name(name), "name_key": name_key(name)}
+        if name is not None and (clean := checked_name(name, whose="A pipeline's")) != pipeline.name:
+            changes |= {"name": clean, "name_key": name_key(clean)}
             namesake = self._named(connection, name)
             if namesake is not None and namesake.pipeline_id != pipeline.pipeline_id:
                 raise _name_taken(name, namesake)
@@ -464,18 +462,6 @@ class Pipelines:
 def lock_datasets(registry: Registry, connection: sa.Connection, *, shared: bool = True) -> None:
     """Until the transaction ends no dataset is deleted; not `shared`: nor is one given to a pipeline. Take it first."""
     registry.lock(connection, f"datasets/{registry.workspace}", shared=shared)
-
-
-def name_key(name: str) -> str:
-    """A name as it is compared: compatibility forms, case and runs of white space folded."""
-    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())[:200]
-
-
-def _checked_name(name: str) -> str:
-    clean = " ".join(name.split())
-    if not 1 <= len(clean) <= MAX_NAME:
-        raise BadRequest(f"A pipeline's name has 1 to {MAX_NAME} characters, got {len(clean)}.")
-    return clean
 
 
 def _name_taken(name: str, namesake: Pipeline | None) -> Refused:

@@ -305,7 +305,7 @@ def _kill_one(home: Home, target: Target, rng: random.Random) -> str:
 
 
 def _wait_for_a_moment(home: Home, rng: random.Random, *, last: TrainingRunState = "promoting") -> None:
-    """Half of the moments are told by the clock, half by a state up to `last`: few states are long enough for a clock."""
+    """Half of the moments are told by the clock, half by a state up to `last`: the clock would miss the short ones."""
     if rng.random() < 0.5:
         time.sleep(rng.uniform(3.0, ATTEMPT_S))
         return
