@@ -12,9 +12,7 @@ from loop_dagster.rules.names import MAX_KEY, MAX_NAME, checked_name, name_key
 
 @pytest.mark.parametrize("name", ["", "  \t", "x" * 81])
 def test_an_empty_or_long_name_is_refused_with_its_length(name: str) -> None:
-    with pytest.raises(
-        BadRequest, match=f"has 1 to 80 characters, got {len(name.strip())}"
-    ) as found:
+    with pytest.raises(BadRequest, match=f"has 1 to 80 characters, got {len(name.strip())}") as found:
         checked_name(name, whose="A pipeline's")
     assert found.value.details["field"] == "name"
 
