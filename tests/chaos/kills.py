@@ -126,7 +126,7 @@ def two_daemons(homes: Homes, template: Home, seed: int) -> str:
         began = time.monotonic()
         while len(home.processes(MARKS["daemon"])) < 2 and time.monotonic() - began < ATTEMPT_S * 2:
             time.sleep(0.2)
-        _wait_for_a_moment(home, rng)
+        _wait_for_a_moment(home, rng, last="candidate_running")  # both end soon after the attempt
         daemons = home.processes(MARKS["daemon"])
         assert daemons, f"two daemons {seed}: both were gone before one could be killed"
         kill(rng.choice(daemons).pid)
